@@ -111,6 +111,10 @@ def _no_room(extra: list[str], path: KeyPath) -> OutputMismatch:
     )
 
 
+RAGGED = "; rows of different lengths are a tensordict_lite.Ragged"
+"""For messages about two shapes of as many dimensions."""
+
+
 def not_alike(
     difference: str, where: str = "", what: str = "results", purpose: str = "to go into one dataset", advice: str = ""
 ) -> OutputMismatch:
@@ -269,8 +273,7 @@ def describe_difference(rows: Data, result: Data, path: KeyPath = (), objects: I
     if isinstance(rows, Tensor) and isinstance(result, Tensor):
         ours, theirs = (f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (rows, result))
         lengths = rows.dtype is result.dtype and rows.dim() == result.dim() > 0
-        ragged = "; rows of different lengths are a tensordict_lite.Ragged" if lengths else ""
-        return f"{key} is {theirs} where the others are {ours}{ragged}"
+        return f"{key} is {theirs} where the others are {ours}{RAGGED if lengths else ''}"
     if not (is_dense(rows) and is_dense(result)) or type(rows) is not type(result):
         return f"{key} is {_kind(result)} where the others are {_kind(rows)}"
     here = {where[0] for where in objects if len(where) == 1}

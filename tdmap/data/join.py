@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, is_dense
+from tdmap.data.kinds import Data, is_data, is_dense, leaves_of
 from tdmap.data.objects import as_chunk, has_ragged_row
 from tdmap.data.reader import narrow
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import comes_from_handler, installed_handlers
-from tensordict_lite import NonTensorData, is_non_tensor
+from tensordict_lite import NonTensorData, is_non_tensor, lazy_stack
 
 
 def gatherable(result: Data, rows: int, plan: ChunkPlan) -> bool:
@@ -63,6 +63,8 @@ def allocate_like(result: Data, plan: ChunkPlan, allocate: Callable[[torch.dtype
 def join(parts: list[Any], plan: ChunkPlan) -> Data:
     """Results in order as one value: concatenated along the plan's dimension, or stacked when it unbinds.
 
+    Collections of single rows that differ only in shape become a lazy stack.
+
     Raises:
         TypeError: a result is neither a tensor nor a collection.
     """
@@ -77,9 +79,25 @@ def join(parts: list[Any], plan: ChunkPlan) -> Data:
         return parts[0]
     if plan.unbind:
         if not any(map(has_ragged_row, parts)):
-            return torch.stack(parts, plan.dim)
+            return stack_rows(parts, plan.dim)
         parts = [as_chunk(part, plan.dim) for part in parts]
     return torch.cat(parts, plan.dim)
+
+
+def stack_rows(rows: list[Any], dim: int) -> Data:
+    """Results of single rows, stacked; collections that differ only in shape as a lazy stack."""
+    try:
+        return torch.stack(rows, dim)
+    except RuntimeError:
+        if isinstance(rows[0], Tensor) or any(_outline(row) != _outline(rows[0]) for row in rows):
+            raise
+        return lazy_stack(rows, dim)
+
+
+def _outline(row: Data) -> Any:
+    """What rows of a lazy stack have in common."""
+    entries = {path: getattr(leaf, "dtype", None) for path, leaf in leaves_of(row)}
+    return type(row), len(row.shape), entries
 
 
 def joinable(parts: list[Data], plan: ChunkPlan) -> bool:

@@ -291,6 +291,21 @@ def tensors_of(data: Data) -> list[Tensor]:
     return [data] if isinstance(data, Tensor) else list(data._leaves())
 
 
+def leaves_of(data: Data, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Path and value of each entry that is no collection; those of a lazy stack by member, with its number in the path.
+
+    Of a tensor, itself with an empty path.
+    """
+    if isinstance(data, Tensor) or data._is_non_tensor:
+        yield path, data
+    elif has_members(data):
+        for number, member in enumerate(data.unbind(data.stack_dim)):
+            yield from leaves_of(member, (*path, str(number)))
+    else:
+        for key in data.keys():
+            yield from leaves_of(data._get_str(key), (*path, key))
+
+
 def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:
     """The same tree around other tensors of the same batch size, in the order of `tensors_of`."""
     return tensors[0] if isinstance(data, Tensor) else data._with_leaves(iter(tensors))

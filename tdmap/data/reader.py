@@ -243,7 +243,7 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str, of: object
         what = f"{what} {of!r}"
     if isinstance(data, Tensor):
         raise TypeError(f"{what} is {name!r}, and a plain tensor has no entries: use TensorDict({{{name!r}: tensor}}).")
-    keys = [key for key, value in data.items(True, True, is_leaf=is_leaf_nontensor)]
+    keys = list(data.keys(True, True, is_leaf=is_leaf_nontensor))
     there = ", ".join(repr(key) for key in sorted(keys, key=str)) or "none"
     close = difflib.get_close_matches(str(name), [str(key) for key in keys], 1)
     hint = f" Did you mean {next(key for key in keys if str(key) == close[0])!r}?" if close else ""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tdmap.data.alike import not_alike
+from tdmap.data.alike import RAGGED, not_alike
 from tdmap.data.join import allocate_like
 from tdmap.data.kinds import Data, KeyPath, is_data, is_dense, key_name, leaves_hold_rows, with_entries
 from tdmap.data.objects import blank_rows, entry_at, object_paths, stack_of
@@ -110,8 +110,11 @@ class Schema:
             found.append(node)
         return found
 
-    def difference(self, other: Schema, name: str = "this one") -> str:
-        """What another schema, of this name, has that this one has not, or the other way round; empty when equal."""
+    def difference(self, other: Schema, name: str = "this one", hint: str = RAGGED) -> str:
+        """What another schema, of this name, has that this one has not, or the other way round; empty when equal.
+
+        It ends with `hint` where two entries differ in shape only, and not in the number of dimensions.
+        """
         if self.fields[0].kind != other.fields[0].kind:
             return f"{name} is a {other.fields[0].kind}, where it was a {self.fields[0].kind}"
         mine, theirs = ({field.path: field for field in schema.fields} for schema in (self, other))
@@ -122,7 +125,9 @@ class Schema:
             return f"{name} {' and '.join(parts)}"
         for path, field in theirs.items():
             if mine[path] != field:
-                return f"{key_name(path)} is {field.describe()}, where it was {mine[path].describe()}"
+                longer = len(field.shape) == len(mine[path].shape) > 0 and field.dtype is mine[path].dtype
+                difference = f"{key_name(path)} is {field.describe()}, where it was {mine[path].describe()}"
+                return difference + (hint if longer else "")
         return "" if self.fields == other.fields else "the order of its keys is another"
 
 
@@ -182,7 +187,9 @@ def _skeleton(node: Data, path: KeyPath, tensors: dict[KeyPath, Tensor], objects
             node = node.contiguous()
         except (RuntimeError, TypeError, ValueError) as error:
             raise OutputMismatch(
-                f"{key_name(path)}: one dataset cannot hold a {type(node).__name__} whose members differ ({error})."
+                f"{key_name(path)}: one dataset cannot hold a {type(node).__name__} whose members differ ({error}). "
+                "Return rows of different lengths as a column: Ragged.from_list(rows.get(key, as_list=True)) of "
+                "tensordict_lite."
             ) from error
     source = {key: _skeleton(value, (*path, key), tensors, objects) for key, value in node._source.items()}
     return with_entries(node, source, 0)

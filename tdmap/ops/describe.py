@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, Dataset, tensors_of
 from tdmap.data.objects import objects_of
+from tdmap.data.stacks import ragged_columns
 from tdmap.diagnostics.columns import ColumnReducer, Columns, is_number
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.ops.reduce import fold
@@ -71,7 +72,7 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
     others: dict[str, str] = {}
     types = getattr(data, "arrow_types", {})
     times = {key if isinstance(key, str) else ".".join(key): name for key, name in types.items()}
-    rows: Data = data
+    rows = ragged_columns(data)
     ragged = {}
     for key in rows.keys(True, True, is_leaf_nontensor) if not isinstance(rows, Tensor) else ():
         column = _ragged(rows.get(key))

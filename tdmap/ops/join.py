@@ -26,6 +26,7 @@ from tdmap.data.objects import entry_at, object_paths
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.stacks import ragged_columns
 from tdmap.job import Job, Source
 from tdmap.keys.joins import chunks
 from tdmap.keys.joins.chunks import JoinChunk
@@ -127,8 +128,9 @@ def join(
     """
     ours, theirs = keys_of(on, left_on, right_on)
     named = _check(a, b, how, out, suffix, suffixes)
-    if is_tensorclass(a) and how not in ("semi", "anti"):  # those have rows of the first dataset as they are
-        a = as_tensordict(a)
+    if how not in ("semi", "anti"):  # those have rows of the first dataset as they are
+        a, b = ragged_columns(a), ragged_columns(b)
+        a = as_tensordict(a) if is_tensorclass(a) else a
     b = as_tensordict(b) if is_tensorclass(b) else b
     sides = prepare(ctx, a, ours, "join", dropna=True), prepare(ctx, b, theirs, "join", dropna=True)
     with ctx.inner().spill(later=True) as spill:

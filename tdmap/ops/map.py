@@ -150,8 +150,9 @@ def map(
             worker then ends the job.
         **options: see `tdmap.MapOptions`. For `map`:
 
-            - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results. Entries that are ragged
-              in `data` stay ragged; for a new ragged entry, return a `Ragged` of one row.
+            - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results; collections that differ
+              only in shape become a lazy stack. Entries that are ragged in `data` stay ragged; for a new ragged entry,
+              return a `Ragged` of one row.
             - `spill_dir`: with a path as `out`, the folder for ragged results until their lengths are known.
             - `resume` needs `out`: a path, a memory-mapped dataset, or `data` itself. It warns again about rows that an
               earlier call skipped. After a power loss during a run with `out=data`, it is unknown which rows reached

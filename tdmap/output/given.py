@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, key_name, leaves_hold_rows, tensors_of
+from tdmap.data.kinds import Data, key_name, leaves_hold_rows, leaves_of, tensors_of
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import (
     ObjectColumns,
@@ -218,8 +218,7 @@ def _shares_memory(name: str) -> ValueError:
 
 def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
     spans: dict[str, tuple[Any, int, int]] = {}
-    tensors = [((), data)] if isinstance(data, Tensor) else data.items(True, True)
-    for path, tensor in tensors:
+    for path, tensor in leaves_of(data):
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
             continue
         reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1
@@ -230,6 +229,5 @@ def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
         else:
             info = os.stat(region.handle.path)
             key, start = (info.st_dev, info.st_ino), region.offset * tensor.element_size()
-        path = path if isinstance(path, tuple) else (path,)
         spans[key_name(path) if path else "a tensor"] = (key, start, start + reach * tensor.element_size())
     return spans

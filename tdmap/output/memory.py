@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import describe_difference, not_alike
-from tdmap.data.join import allocate_like, gatherable, join, joinable
-from tdmap.data.kinds import Data, KeyPath, is_data, tensors_of
+from tdmap.data.join import allocate_like, gatherable, join, joinable, stack_rows
+from tdmap.data.kinds import Data, KeyPath, is_data, leaves_of, tensors_of
 from tdmap.data.objects import (
     ObjectColumns,
     Placer,
@@ -126,9 +126,12 @@ class Gather(Sink[Any]):
         if not parts:
             return None
         plan = self._plan
-        if plan.unbind and self._written:
-            plan = ChunkPlan(plan.length, plan.size, plan.dim)
-        return join(parts, plan)
+        if not (plan.unbind and self._written):
+            return join(parts, plan)
+        try:
+            return join(parts, ChunkPlan(plan.length, plan.size, plan.dim))
+        except RuntimeError:
+            return stack_rows([row for part in parts for row in part.unbind(plan.dim)], plan.dim)
 
     def _warn_of_none(self) -> None:
         spans = sorted(self._plan.span(start, stop) for start, stop in self._none)
@@ -240,11 +243,10 @@ class Gather(Sink[Any]):
 
 def _not_strided(result: Data) -> str | None:
     """Which tensor of a result has no rows that can be joined, and what to do."""
-    leaves = [((), result)] if isinstance(result, torch.Tensor) else result.items(True, True)
-    for key, leaf in leaves:
+    for path, leaf in leaves_of(result):
         if isinstance(leaf, torch.Tensor):
             try:
-                plain(leaf, key if isinstance(key, tuple) else (key,))
+                plain(leaf, path)
             except OutputMismatch as error:
                 return (
                     f"{error} Return dense tensors (to_dense(), dequantize()), indices and values as separate "

@@ -44,6 +44,7 @@ from tdmap.data.objects import (
 )
 from tdmap.data.reader import narrow
 from tdmap.data.schema import Field, Schema, take_apart
+from tdmap.data.stacks import ragged_columns
 from tdmap.data.writer import RowWriter
 from tdmap.devices import check_no_device
 from tdmap.errors import OutputMismatch
@@ -330,7 +331,7 @@ class SourceRows:
     Attributes:
         schema: of its rows.
         tensors: its tensors in the order of the schema; None when rows have to be asked for through the public
-            interface (lazy stacks, lazily conjugated tensors).
+            interface (lazy stacks of rows of one shape, lazily conjugated tensors).
 
     Raises:
         DatasetError: one of its files has been cut.
@@ -339,6 +340,7 @@ class SourceRows:
 
     def __init__(self, data: Data) -> None:
         check_mapped_files(tensors_of(data))
+        data = ragged_columns(data)
         dense = (isinstance(data, Tensor) or is_dense(data)) and _is_plain(data)
         # Not all rows: what is no tensor in a file is made dense to be taken apart.
         parts = take_apart(data if dense else narrow(data, 0, 0, min(int(data.shape[0]), 1)))

@@ -155,14 +155,20 @@ def source_parts(data: Data, contents: bool = True) -> dict[str, str]:
     return parts
 
 
-def _leaves(data: Data) -> Iterator[tuple[Any, Any]]:
+def _leaves(data: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(data, Tensor):
         yield "the tensor", data
     else:
-        yield from data.items(True, True, is_leaf_nontensor)
+        for key in data.keys(True, True, is_leaf_nontensor):
+            try:
+                yield key, data.get(key)
+            except RuntimeError:  # members of a lazy stack that differ in shape
+                yield key, data.get(key, as_list=True)
 
 
 def _describe_leaf(leaf: Any, contents: bool) -> str:
+    if type(leaf) is list:
+        return f"{len(leaf)} rows, content {_digest([_describe_leaf(row, contents) for row in leaf])}"
     if not isinstance(leaf, Tensor):
         if is_ragged(leaf):
             return f"{leaf.kind} {', '.join(_describe_leaf(tensor, contents) for tensor in leaf.flat())}"

@@ -10,6 +10,7 @@ import torch
 
 import tdmap
 from tdmap import tuning
+from tdmap.errors import OutputMismatch
 from tdmap.ops import join as joining
 from tensordict_lite import TensorClass, TensorDict
 from tests.products import sampled
@@ -279,8 +280,13 @@ def test_rows_without_a_partner_have_the_values_of_no_other_row(num_workers):
     assert result["meta", "name"] == ["one", None, "two"]
     ragged = [TensorDict({"v": torch.zeros(n)}) for n in (5, 6)]
     b = TensorDict({"k": b["k"], "ragged": TensorDict.lazy_stack(ragged)}, [2])
-    with pytest.raises(ValueError, match=r"'ragged'.*differ in shape"):
+    result = tdmap.join(a, b, "k", "left", num_workers=num_workers)
+    assert [row.tolist() for row in result["ragged", "v"]] == [[0.0] * 5, [], [0.0] * 6]
+    ragged = [TensorDict({"v": torch.zeros(2, n)}) for n in (5, 6)]
+    b = TensorDict({"k": b["k"], "ragged": TensorDict.lazy_stack(ragged)}, [2])
+    with pytest.raises(OutputMismatch, match=r"row 1 of 'ragged'.*'v' is float32.*\(6,\).*\(5,\) in row 0"):
         tdmap.join(a, b, "k", "left", num_workers=num_workers)
+    assert tdmap.join(a, b, "k", "anti", num_workers=num_workers)["k"].tolist() == [9]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "bfloat16"])

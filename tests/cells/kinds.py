@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 import tdmap
-from tensordict_lite import Ragged, TensorDict, lazy_stack, tensorclass
+from tensordict_lite import LazyStackedTensorDict, Ragged, TensorDict, is_non_tensor, lazy_stack, tensorclass
+from tensordict_lite.base import TensorCollection
 
 ROWS = 24
 
@@ -50,6 +51,11 @@ def _ragged(folder: Path) -> TensorDict:
     )
 
 
+def _uneven(folder: Path) -> Any:
+    """A lazy stack of members of different lengths, some of which are empty."""
+    return lazy_stack([_with(row, v=torch.arange(int(row["x"]) % 4) + row["x"]) for row in plain().unbind(0)])
+
+
 def _tensorclass(folder: Path) -> Any:
     data = plain()
     return Sample(x=data["x"], k=data["k"], f=data["f"], batch_size=[ROWS])
@@ -63,6 +69,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "nested": lambda folder: _with(plain(), n=TensorDict({"y": plain()["x"] * 2, "z": {"u": plain()["f"]}}, [ROWS])),
     "tensorclass": _tensorclass,
     "lazy": lambda folder: lazy_stack([plain()[row] for row in range(ROWS)]),
+    "uneven": _uneven,
     "sharded": _sharded,
     "no rows": lambda folder: plain(0),
     "one row": lambda folder: plain(1),
@@ -70,23 +77,28 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 """Each makes its dataset, with files below a folder of its own where it has any."""
 
 
+def rows_of(data: Any) -> list[Row]:
+    """The rows of a dataset, in order, with every entry."""
+    if isinstance(data, LazyStackedTensorDict):
+        return [{key: values[0] for key, values in columns_of(row.unsqueeze(0)).items()} for row in data.unbind(0)]
+    columns = columns_of(data)
+    return [{key: values[row] for key, values in columns.items()} for row in range(len(data))]
+
+
 def columns_of(data: Any) -> dict[str, list[Any]]:
     """The values of each entry, as lists."""
-    if hasattr(data, "to_tensordict"):
+    if not isinstance(data, TensorCollection):
         data = data.to_tensordict()
-    return {
-        ".".join(key) if isinstance(key, tuple) else key: _values(data[key])
-        for key in data.keys(include_nested=True, leaves_only=True)
-    }
+    found = {}
+    for key in data.keys():
+        entry = data.get(key)
+        if isinstance(entry, TensorCollection) and not is_non_tensor(entry):
+            found |= {f"{key}.{inner}": values for inner, values in columns_of(entry).items()}
+        else:
+            found[key] = _values(entry)
+    return found
 
 
 def _values(column: Any) -> list[Any]:
     values = column if isinstance(column, list) else column.tolist()
     return [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
-
-
-def rows_of(data: Any) -> list[Row]:
-    """The rows of a dataset, in order."""
-    columns = columns_of(data)
-    length = len(data)
-    return [{key: values[row] for key, values in columns.items()} for row in range(length)]

@@ -12,7 +12,7 @@ import torch
 import tdmap
 from tdmap.reducers import Count, Sum
 from tdmap.run.operation import OPERATIONS as REGISTERED
-from tensordict_lite import TensorDict
+from tensordict_lite import LazyStackedTensorDict, Ragged, TensorDict
 from tensordict_lite.base import TensorCollection
 from tests.cells.kinds import Row, plain, rows_of
 
@@ -53,7 +53,11 @@ def is_one(chunk: Any) -> Any:
 
 
 def only_ones(chunk: Any) -> Any:
-    return chunk[is_one(chunk)]
+    rows = chunk[is_one(chunk)]
+    if isinstance(rows, LazyStackedTensorDict) and "v" in rows.keys():  # of different lengths
+        lengths = rows.get("v", as_list=True)
+        return rows.exclude("v").contiguous().set("v", Ragged.from_list(lengths)) if lengths else None
+    return rows
 
 
 def first_two(rows: Any) -> TensorDict:

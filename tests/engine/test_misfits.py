@@ -111,10 +111,10 @@ CASES = {
     "another dtype later, in shards": (
         folder, late(of(y=x), of(y=lambda c: x(c).long())), "'y' is .*int64", {"rows_per_shard": 20}
     ),
-    "rows of several lengths": (
+    "tensors of several lengths": (
         lambda d, p: None,
-        lambda row: {"y": torch.zeros(int(row["meta", "row"]) + 1, 2)},
-        r"'y' is float32 \(\d+, 2\) where the others are float32 \(\d+, 2\)",
+        lambda row: torch.zeros(int(row["meta", "row"]) + 1, 2),
+        r"this one is float32 \(\d+, 2\) where the others are float32 \(\d+, 2\); rows of different lengths are a",
         {"chunksize": 0},
     ),
     "rows of several lengths in a folder": (

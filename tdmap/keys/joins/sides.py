@@ -15,7 +15,6 @@ from tdmap.data.columns import is_columnar
 from tdmap.data.entries import as_tensordict, with_types
 from tdmap.data.kinds import Data, is_dense, with_entries
 from tdmap.data.reader import rows_of
-from tdmap.errors import OutputMismatch
 from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.keys import KeySpec
@@ -179,7 +178,7 @@ def renamed(
     Raises:
         ValueError: a name is taken even with the suffix, or no value is known for a gap.
     """
-    rest = TensorDict({key: _entry(b, key, "second") for key in b.keys()}, b.shape[:1])
+    rest = TensorDict({key: b.get(key) for key in b.keys()}, b.shape[:1])
     with_types(rest, b)
     for name in spec.names:
         rest = rest.exclude(name)
@@ -253,20 +252,8 @@ def _has_entries(value: Data) -> bool:
     return isinstance(value, Tensor) or bool(len(list(value.keys()))) or bool(getattr(value, "_is_non_tensor", False))
 
 
-def _entry(data: Data, name: str, which: str) -> Any:
-    try:
-        return data.get(name)
-    except RuntimeError:
-        if not kinds.has_members(data):
-            raise
-        raise OutputMismatch(
-            f"join: all rows of an entry must have one shape, and rows of {name!r} of the {which} dataset "
-            "differ: leave the entry out with exclude(), or pad it first."
-        ) from None
-
-
 def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
-    value = _entry(data, name, which)
+    value = data.get(name)
     if not gaps:
         return value
     value = _dense(value)
