@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -18,7 +17,6 @@ from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
-from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.ragged import ragged_in
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -236,9 +234,8 @@ def require_entry(data: Data, name: str | tuple[str, ...], what: str, of: object
     """
     if not isinstance(data, Tensor):
         data = rows_of(data).like  # no column is read for its name
-        with contextlib.suppress(KeyThroughLeafError):
-            if data.get(name, None) is not None:
-                return
+        if name in data.keys(include_nested=True):
+            return
     if of is not None:
         what = f"{what} {of!r}"
     if isinstance(data, Tensor):

@@ -16,6 +16,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, is_data
 from tdmap.data.objects import objects_of
 from tdmap.data.reader import rows_of
+from tdmap.data.stacks import ragged_columns
 from tdmap.datasets.extras import no_column
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.ragged import is_ragged
@@ -58,7 +59,7 @@ def rows_in(data: Data) -> Any:
     if isinstance(data, Tensor) or not is_data(data) or not len(data.batch_size):
         what = f"one of batch size {list(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
         raise TypeError(f"data must be a TensorDict with rows, or a dict of columns: got {what}.")
-    return data
+    return ragged_columns(data)
 
 
 def columns_in(rows: Data) -> dict[Path, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tdmap.data.kinds import Data
+from tdmap.data.kinds import Data, has_members
 from tdmap.data.objects import objects_of
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.ragged import is_ragged
@@ -28,15 +28,17 @@ def require_block_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def ragged_in(rows: Data, key: str | tuple[str, ...]) -> Ragged:
-    """The ragged column of some rows.
+    """The ragged column of some rows; of a lazy stack, an entry whose rows may differ in length.
 
     Raises:
         KeyError: unknown entry.
         TypeError: it holds no strings, bytes or lists of numbers.
     """
-    entry = rows.get(key, None)
+    entry = rows.get(key, None, as_list=True) if has_members(rows) else rows.get(key, None)
     if is_ragged(entry):
         return entry
+    if isinstance(entry, list):
+        return Ragged.from_list(entry)  # type: ignore[no-any-return]
     if entry is None:
         raise KeyError(f"unknown entry {key!r}. Entries: {', '.join(map(repr, rows.keys())) or 'none'}")
     if not getattr(entry, "_is_non_tensor", False):

@@ -106,6 +106,30 @@ def test_operations_take_rows_of_different_lengths(num_workers: int) -> None:
     assert tdmap.describe(data, **workers)["obs (length)"].max == max(map(size, range(ROWS)))
 
 
+def test_pipelines_pad_pack_and_sort_rows_by_length() -> None:
+    data = stack_of("vectors")
+    rows = rows_of(data)
+    batches = list(tdmap.Pipeline(data).batch(5).pad("obs", 3).iter(num_workers=0))
+    assert [row.tolist() for batch in batches for row in batch["obs"]] == [(row["obs"] + [0] * 3)[:3] for row in rows]
+    assert [key for batch in batches for key in batch["key"].tolist()] == [row["key"] for row in rows]
+    by_length = tdmap.Pipeline(data).bucket("obs", 3).iter(num_workers=0)
+    lengths = [{len(row["obs"]) for row in batch} for batch in by_length]
+    assert all(max(found) - min(found) <= 1 for found in lengths)
+    packed = list(tdmap.Pipeline(data).pack("obs", 4).iter(num_workers=0))
+    elements = [element for row in rows for element in row["obs"]]
+    assert [element for row in packed for element in row["obs"].tolist()][: len(elements)] == elements
+
+
+def test_files_hold_rows_of_different_lengths(tmp_path: Path) -> None:
+    data = stack_of("vectors")
+    for name in ("rows.parquet", "rows.jsonl", "rows.h5"):
+        pytest.importorskip("h5py" if name.endswith("h5") else "pyarrow")
+        tdmap.datasets.write(data, tmp_path / name)
+        assert rows_of(tdmap.datasets.read(tmp_path / name)) == rows_of(data)
+    with pytest.raises(TypeError, match=r"the rows of 'obs' have different lengths"):
+        tdmap.datasets.write(data, tmp_path / "rows.npz")
+
+
 @pytest.mark.parametrize("chunksize", [0, 1, 4])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_map_stacks_rows_that_differ_in_shape(num_workers: int, chunksize: int) -> None:
