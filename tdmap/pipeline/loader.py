@@ -83,6 +83,7 @@ class PipelineIterator(Iterator[Any]):
         self._last_state = elements.state
         self._close = elements.close
         self._elements: Iterator[Any] = elements
+        self._is_closed = False
         if link is not None:
             # Elements are asked for ahead of their turn, so each one carries its own place; unless that is costly.
             depth = self._prefetch if self._positional else 0
@@ -96,6 +97,8 @@ class PipelineIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._is_closed:
+            raise StopIteration
         if self.at_first is not None:
             first, self.at_first = self.at_first, None
             first()
@@ -129,6 +132,7 @@ class PipelineIterator(Iterator[Any]):
             self._begin(state)
         else:
             self._elements, self._state = iter(_cannot_go_back, None), _cannot_go_back
+            self._is_closed = False
 
     def __len__(self) -> int:
         """Elements that are left, where that is known."""
@@ -145,11 +149,12 @@ class PipelineIterator(Iterator[Any]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
-        """Stop the work and release the workers."""
+        """Stop the work and release the workers. No element comes after it, unless a position is loaded."""
         close = getattr(self._elements, "close", None)
         if close is not None:
             close()
         self._close()
+        self._is_closed = True
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iterator: plain numbers, and with `.shuffle(buffer=n)` the rows of the buffer."""

@@ -127,6 +127,20 @@ def test_leaving_the_loop_frees_the_workers(data):
         assert len(list(data.pipeline().batch(2).iter(pool=pool))) == 20
 
 
+def test_a_closed_iterator_ends_and_keeps_its_position(data, workers):
+    batches = data.pipeline().batch(2)
+    elements = batches.iter(**workers)
+    first = next(elements)["x"].tolist()
+    elements.close()
+    assert list(elements) == [] and len(elements) == 19
+    later = batches.iter(**workers)
+    later.load_state_dict(elements.state_dict())
+    elements.load_state_dict(later.state_dict())
+    rest = [batch["x"].tolist() for batch in later]
+    assert [batch["x"].tolist() for batch in elements] == rest
+    assert sum([first, *rest], []) == list(range(40))
+
+
 def test_no_more_batches_than_asked_for_are_ahead(data, tmp_path):
     def noted(td):
         (tmp_path / str(int(td["x"][0]))).touch()
