@@ -24,10 +24,14 @@ def leaves_of(data: Data, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def outline(data: Data) -> Any:
-    """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself."""
-    from tdmap.data.reader import rows_of
+    """What stands for a dataset of several folders, of which no column is loaded for its name and shape; or itself.
 
-    return rows_of(data).outline()
+    Of a lazy stack whose members differ in length, its columns.
+    """
+    from tdmap.data.reader import rows_of
+    from tdmap.data.stacks import ragged_columns
+
+    return ragged_columns(rows_of(data).outline())
 
 
 def is_branch(value: Any) -> bool:

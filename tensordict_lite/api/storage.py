@@ -60,7 +60,7 @@ class StorageOps(Kernel):
             return_early: with ``num_threads > 1``, return a :class:`TensorDictFuture` at once.
             share_non_tensor: keep pickled non-tensor entries in shared memory, so that every process with this
                 collection sees an in-place write (:meth:`set_`, :meth:`update_`). Such a write always reaches the file.
-            existsok: replace existing files; otherwise they raise RuntimeError.
+            existsok: replace an existing dataset; otherwise it raises RuntimeError.
             robust_key: percent-encode keys that are not plain file names; ``False`` uses keys as file names.
             archive: write one file. ``None``: if ``prefix`` ends in ``.tdz``. An archive always copies mapped tensors.
             compression: compression of an archive: ``"stored"`` (default), ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a

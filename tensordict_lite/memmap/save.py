@@ -116,6 +116,11 @@ def _wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) 
     return bool(wanted)
 
 
+def _require_free(root: str) -> None:
+    if os.path.lexists(f"{root}/{META}"):
+        raise RuntimeError(f"{root} already holds a dataset: pass existsok=True to replace it")
+
+
 class _Save:
     """One save: plan, decide what is written, write, put in place, map."""
 
@@ -180,6 +185,8 @@ class _Save:
             not (fresh and type(leaf.tensor) is Tensor) and self._keeps(leaf, f"{root}/{leaf.file}")
             for leaf in self.plan.leaves
         ]
+        if not self.options.existsok and not any(keeps):
+            _require_free(root)
         if not self.like and all(keeps) and self._metadata_is_current(root):
             with reading(root):
                 if all(self._is_placed(root, leaf) for leaf in self.plan.leaves):
@@ -249,6 +256,8 @@ class _Save:
                     os.makedirs(f"{staging.root}/{folder.path}", exist_ok=True)
             self._write_leaves(staging.root, todo)
             staging.take_turn()
+            if not self.options.existsok and not stay:
+                _require_free(root)
             stayed = sum(self._is_kept(staging, leaf) for leaf in stay)
             files = [file for leaf in self.plan.leaves for file in _files_of(leaf)]
             for folder in reversed(self.plan.folders):  # the root's metadata last: with them, it is complete

@@ -341,6 +341,11 @@ def test_existing_files(tmp_path: Path) -> None:
     td.memmap(tmp_path)
     with pytest.raises(RuntimeError, match="already exists"):
         td.memmap(tmp_path, existsok=False)
+    other = TensorDict({"other": torch.zeros(3)}, [3])
+    for save in (other.memmap, other.clone().memmap_, other.memmap_like):
+        with pytest.raises(RuntimeError, match="already holds a dataset: pass existsok=True"):
+            save(tmp_path, existsok=False)
+    assert_same(TensorDict.load_memmap(tmp_path), td)
     new = TensorDict({"a": torch.full((3,), 7), "only": torch.zeros(3)}, [3])
     old = TensorDict.load_memmap(tmp_path)
     new.memmap(tmp_path)
