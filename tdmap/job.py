@@ -38,8 +38,7 @@ def require_rows_apart(data: Data) -> None:
         if leaf.is_nested:
             raise TypeError(
                 f"{_named(data, lambda leaf: leaf.is_nested)} is a nested tensor, which torch cannot cut into rows. "
-                "Keep rows of different lengths in a lazy stack (tensordict_lite.lazy_stack), or as one flat "
-                "tensor and offsets."
+                "Make it a ragged column: tensordict_lite.Ragged.from_nested(tensor)."
             )
         if leaf.layout is not strided:
             raise TypeError(

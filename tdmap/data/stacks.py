@@ -51,8 +51,8 @@ def _columns(members: list[Data], path: KeyPath) -> Data:
     for number, member in enumerate(members):
         difference = first.difference(Schema(member), hint="")
         if difference:
-            where = f"row {number} of {key_name(path)}" if path else f"row {number}"
-            raise not_alike(f"{difference} in row 0", where, "rows", advice="They may differ in length.")
+            where = f"row {number}{f' of {key_name(path)}' if path else ''}, unlike row 0"
+            raise not_alike(difference, where, "rows", advice="Only the first dimension of an entry may differ.")
     columns = {key: _column([member._source[key] for member in members], (*path, key)) for key in members[0]._source}
     return members[0]._rebuild(columns, torch.Size([len(members)]), None)
 
@@ -66,7 +66,7 @@ def _dense(member: Data, number: int, path: KeyPath) -> Data:
     except RuntimeError as error:
         raise OutputMismatch(
             f"row {number}: {key_name(path, 'it')} is a lazy stack whose members differ ({error}). Rows may differ in "
-            "length, their parts may not: pad them, or make them a tensordict_lite.Ragged."
+            "length, the members of a row may not: pad them, or put a tensordict_lite.Ragged in their place."
         ) from error
 
 

@@ -194,7 +194,7 @@ def as_mask(answer: object, shape: tuple[int, ...]) -> Tensor:
         found = f"a {type(answer).__name__}"
     hint = ""
     if isinstance(mask, Tensor) and mask.dtype is not torch.bool:
-        hint = " Compare, as in `td['x'] > 0`, to get bools; row numbers are no mask."
+        hint = " Compare, as in `td['x'] > 0`, to get bools; for row numbers, index the data."
     elif isinstance(mask, Tensor) and shape and not mask.dim():
         hint = (
             " Return a bool for each row of the chunk, as in `td['x'] > 0`; tdmap.filter(chunksize=0) calls it with "

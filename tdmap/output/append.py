@@ -330,10 +330,8 @@ class CollectPieces(Collect):
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 difference = self.schemas[digest].difference(self.schemas[piece.digest])
-                raise not_alike(
-                    f"{difference} (for {describe_rows(*self._plan.rows(other))})",
-                    where=describe_rows(*self._plan.rows(chunk)),
-                )
+                this, first = (describe_rows(*self._plan.rows(number)) for number in (chunk, other))
+                raise not_alike(difference, where=f"{this}, unlike {first}")
             if self._output is not None and piece.objects:
                 self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
 

@@ -57,7 +57,7 @@ def check_for_folder(value: Data, rows: int, plan: ChunkPlan, where: str) -> Non
     require_room_for_hidden(value)
     if not gatherable(value, rows, plan):
         raise OutputMismatch(
-            f"{where}: a result for a folder must be tensors on the CPU, {_obstacle(value, rows, plan)}"
+            f"{where}: a result for a folder is a collection of tensors on the CPU, {_obstacle(value, rows, plan)}"
         )
 
 
@@ -86,7 +86,10 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
     if isinstance(value, torch.Tensor):
         layout = "quantised" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
         return f"and {name} is {layout} on {value.device}."
-    return f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Pad them, or leave out=None."
+    return (
+        f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Return its .contiguous(), or "
+        "rows of different lengths as a tensordict_lite.Ragged; or leave out=None."
+    )
 
 
 class Folder(Sink[Data]):

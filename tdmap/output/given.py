@@ -161,8 +161,9 @@ def require_undo(job: Job) -> None:
     if not leaves_hold_rows(data):
         raise ValueError(
             f"resume= and shard= with out=data keep copies of the rows that are being changed, and the tensors of a "
-            f"{type(data).__name__} do not have the rows along one dimension. Run out of place (out='folder'), or in "
-            "place without these options; or save a dense copy: data.contiguous().memmap(folder)."
+            f"{type(data).__name__} do not have the rows along one dimension. Run in place without these options, or "
+            "save the rows as columns first, and map that dataset: data.contiguous().memmap(folder), with "
+            "Ragged.from_list(data.get(key, as_list=True)) for rows of different lengths."
         )
 
 

@@ -166,7 +166,7 @@ class Gather(Sink[Any]):
                     "of all rows use tdmap.map_reduce or tdmap.reduce, for one a chunk tdmap.map_iter."
                 )
         if self.writer is not None:
-            before, name = self._out(), "those that were written first"
+            before, name = self._out(), ""
             if self._plan.unbind:
                 before = narrow(before, dim, 0, 1)[(slice(None),) * dim + (0,)]
         else:
@@ -176,13 +176,12 @@ class Gather(Sink[Any]):
             value = self._row_of(self._loose[chunk])
             if not joinable([before, value], self._plan):
                 return not_alike(
-                    f"{describe_difference(before, value)} (the others: {name})",
-                    where=describe_rows(*self._plan.rows(chunk)),
+                    describe_difference(before, value),
+                    where=describe_rows(*self._plan.rows(chunk)) + (f", unlike {name}" if name else ""),
                     purpose="to be joined",
                     advice=(
                         "Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which "
-                        "yields results without joining them. For rows of different lengths, return a "
-                        "tensordict_lite.Ragged."
+                        "yields results without joining them."
                     ),
                 )
         return None

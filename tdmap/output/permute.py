@@ -144,7 +144,7 @@ def place_rows(rows: Data, start: int, places: RowFiles, schema: Schema) -> int:
     parts = take_apart(rows)
     difference = schema.difference(parts.schema)
     if difference:
-        raise not_alike(f"{difference} in the first row", what="rows")
+        raise not_alike(difference, where="a row, unlike the first one", what="rows")
     for number, (tensor, file) in enumerate(zip(parts.tensors, places.descriptors)):
         places.write(number, file, start, tensor.contiguous())
     return parts.rows

@@ -140,4 +140,14 @@ def _changes(note: Path, now: dict[str, str], cache: Cache) -> tuple[str, ...]:
     except ValueError as error:
         raise UntrustedFile(note, f"does not say of which pipeline it is ({error})") from None
     changed = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-    return tuple(f"{key} was {printable(then.get(key, 'absent'))}, and is {now.get(key, 'absent')}" for key in changed)
+    return tuple(
+        f"{key} has changed"
+        if key in then and key in now and _is_digest(now[key])
+        else f"{key} was {printable(then.get(key, 'absent'))}, and is {now.get(key, 'absent')}"
+        for key in changed
+    )
+
+
+def _is_digest(text: str) -> bool:
+    """Whether a value tells a reader nothing but that it is another one."""
+    return len(text) == 32 and not set(text) - set("0123456789abcdef")

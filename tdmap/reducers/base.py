@@ -27,6 +27,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict, is_tensorclass
+from tensordict_lite.ragged import is_ragged
 
 S = TypeVar("S")
 
@@ -350,6 +351,11 @@ def values_of(chunk: Data, key: Key | None) -> Tensor:
     if key is None:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
     value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
+    if is_ragged(value) and value.kind == "tensor":
+        raise TypeError(
+            f"the rows of the entry {key!r} have different lengths, and this reducer needs a tensor. Reduce the "
+            f"elements of all rows in a function, chunk.get({key!r}).flat()[0], or pad the rows first."
+        )
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the entry {key!r} holds Python objects (such as strings), and this reducer needs tensors. "

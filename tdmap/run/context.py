@@ -134,7 +134,7 @@ class Context:
         if not isinstance(dim, int) or not -dims <= dim < dims:
             raise IndexError(
                 f"dim={dim} is out of range for data of shape {tuple(data.shape)}: "
-                + (f"use {-dims} to {dims - 1}." if dims else "it has no dimension to cut.")
+                + (f"use {-dims} to {dims - 1}." if dims else "it has no rows. Pass batch_size=[rows] to TensorDict.")
             )
         dim %= dims
         rows = rows_of(data, dim)

@@ -100,19 +100,23 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if old["kind"] == new["kind"] == STEPWISE:
         found += _other_call(old, new, parts)
     elif parts:
-        names = f"{old['name']} has become {new['name']}" if old["name"] != new["name"] else new["name"]
+        names = f"{new['name']}, which was {old['name']}," if old["name"] != new["name"] else new["name"]
         found.append(f"the function {names} differs in: {', '.join(parts)}")
     if version:
         if old["python"] != new["python"]:
             found.append(f"bytecode differs between Python {old['python']}, then, and {new['python']}, now")
         found.append(
-            "a function includes the functions and classes of its module that it uses, and your other "
-            f"modules as a whole. If its results are the same, @tdmap.versioned({version!r}) on the function "
-            "resumes the run"
+            "the functions and classes of its module that a function uses, and your other modules, belong to it. If "
+            f"its results are the same, resume the run with @tdmap.versioned({version!r}) on the function"
         )
     for key in _changed(old["source"], new["source"]):
         before, after = old["source"].get(key, "absent"), new["source"].get(key, "absent")
-        found.append(f"the source's {key} was {before}, and is {after}")
+        if _STAMP.sub("", before) == _STAMP.sub("", after):
+            before, after = (_STAMP.search(text)[0] for text in (before, after))  # type: ignore[index]
+            changed = f"its file was written at {before} when the run began, and was written at {after} since"
+            found.append(f"the source's {key} has changed: {changed}")
+        else:
+            found.append(f"the source's {key} was {before}, and is {after}")
     for key in _changed(old["plan"], new["plan"]):
         found.append(f"the plan's {key} was {old['plan'].get(key)}, and is {new['plan'].get(key)}")
     if old["seed"] != new["seed"]:
@@ -193,12 +197,9 @@ def refuse_other(folder: Path, changes: list[str], is_complete: bool, again: str
         again = f"remove {folder} to run it again"
     if any(line.startswith("the source's") and "written at" in line for line in changes):
         changes = [*changes, WRITTEN_SINCE]
-    refuse(
-        folder,
-        changes,
-        "holds an unfinished run that differs from this one",
-        f"Choose another folder, {again}, or repeat the earlier call to resume it.",
-    )
+    has_other_rows = any(line.startswith("the source's") for line in changes)
+    advice = f"or {again}." if has_other_rows else f"{again}, or repeat the earlier call to resume it."
+    refuse(folder, changes, "holds an unfinished run that differs from this one", f"Choose another folder, {advice}")
 
 
 WRITTEN_SINCE = (

@@ -518,11 +518,11 @@ class Driver:
         rows = self.job.plan.original_rows(chunk)
         text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
         if lost.reason:
-            times = "once" if attempts == 1 else "twice" if attempts == 2 else f"{attempts} times"
-            return ChunkTimeout(f"{text}: stopped {times}, because {lost.reason}.", rows)
+            times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+            return ChunkTimeout(f"{text}: stopped after {times}: {lost.reason}.", rows)
         if half_changed:
             return WorkerLost(
-                f"{text}: the worker ({self.workers.seat(worker).text}) {how}{_peak(lost)}. The function "
+                f"{text}: the worker ({self.workers.seat(worker).text}) died: {how}{_peak(lost)}. The function "
                 "works in place, and these rows may be partly changed. They have no undo copy (undo=False, "
                 "or chunks too large), so the chunk was not run again. Restore the rows, or use a smaller "
                 "chunksize.",
@@ -559,8 +559,8 @@ def how_it_ended(lost: Lost) -> str:
 
 def _deaths(attempts: int, worker: str) -> str:
     if attempts == 1:
-        return f"the worker ({worker}) died while running it,"
-    return f"{attempts} workers died while running it, the last one ({worker})"
+        return f"the worker ({worker}) died:"
+    return f"{attempts} workers died, the last one ({worker}):"
 
 
 def _peak(lost: Lost) -> str:

@@ -106,7 +106,7 @@ CASES = {
     "other lengths and shapes later": (
         lambda d, p: None,
         late(lambda c: c[:3].select("x"), lambda c: TensorDict({"x": x(c)[:3, :2]}, [3])),
-        r"^rows \d+:\d+: .*'x' is float32 \(\d, 2\) where .* \(\d, 3\)",
+        r"^rows \d+:\d+, unlike rows \d+:\d+: .*'x' is float32 \(\d, 2\) where .* \(\d, 3\)",
     ),
     "another dtype later, in shards": (
         folder, late(of(y=x), of(y=lambda c: x(c).long())), "'y' is .*int64", {"rows_per_shard": 20}

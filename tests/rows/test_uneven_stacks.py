@@ -148,11 +148,11 @@ def test_map_stacks_rows_that_differ_in_shape(num_workers: int, chunksize: int) 
 @pytest.mark.parametrize(
     "other, message",
     [
-        ({"x": torch.ones(4, 2, dtype=torch.int64)}, r"row 2: .*'x' is int64.*float32.*row 0"),
-        ({"x": torch.ones(3, 5)}, r"row 2: .*'x' is float32 with rows of shape \(5,\).*\(2,\) in row 0"),
-        ({"x": torch.ones(4, 2), "y": torch.ones(1)}, r"row 2: .*has also 'y'"),
-        ({"x": "text"}, r"row 2: .*'x' is no tensor"),
-        ({"x": {"y": torch.ones(3)}}, r"row 2: .*lacks|'x'"),
+        ({"x": torch.ones(4, 2, dtype=torch.int64)}, r"row 2, unlike row 0: .*'x' is int64.*float32"),
+        ({"x": torch.ones(3, 5)}, r"row 2, unlike row 0: .*'x' is float32 with rows of shape \(5,\).*\(2,\)"),
+        ({"x": torch.ones(4, 2), "y": torch.ones(1)}, r"row 2, unlike row 0: .*has also 'y'"),
+        ({"x": "text"}, r"row 2, unlike row 0: .*'x' is no tensor"),
+        ({"x": {"y": torch.ones(3)}}, r"row 2, unlike row 0: .*lacks|'x'"),
     ],
 )
 def test_members_that_no_column_can_hold_are_named(other: dict[str, Any], message: str) -> None:

@@ -30,7 +30,7 @@ def find_unpicklable(value: object, path: str = "", depth: int = 0) -> tuple[str
     if depth < MAX_DEPTH:
         for name, part in _parts(value):
             if not _packs(part):
-                separator = "" if not path or name[0] in ".[" else ", "
+                separator = "" if not path or not name or name[0] in ".[" else ", "
                 return find_unpicklable(part, f"{path}{separator}{name}", depth + 1)
     return path, value
 
@@ -46,7 +46,7 @@ def _packs(value: object) -> bool:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What an object refers to, by the name that its author uses."""
+    """What an object refers to, by the name that its author uses; empty where that is not the caller."""
     if isinstance(value, functools.partial):
         yield ".func", value.func
         yield from ((f".args[{i}]", part) for i, part in enumerate(value.args))
@@ -67,4 +67,6 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{i}]", part) for i, part in enumerate(value))
     else:
-        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+        parts = getattr(value, "__dict__", {}).items()
+        own = type(value).__module__.partition(".")[0] == "tdmap"
+        yield from (("" if own else f".{name}", part) for name, part in parts)
