@@ -41,9 +41,12 @@ class RowErrors(Sequence[RowError]):
     Example:
         >>> import torch, tdmap
         >>> errors = RowErrors()
-        >>> x = torch.tensor([4, 0, 2])
-        >>> tdmap.map(x, lambda part: part + int(8 // part.min().item()) * 0, num_workers=1, on_error=errors)
-        tensor([4, 0, 2])
+        >>> def inverse(part):
+        ...     if (part == 0).any():
+        ...         raise ZeroDivisionError("no inverse of 0")
+        ...     return 1 / part
+        >>> tdmap.map(torch.tensor([4.0, 0.0, 2.0]), inverse, num_workers=1, on_error=errors)
+        tensor([0.2500, 0.0000, 0.5000])
         >>> errors.rows, type(errors[0].error).__name__
         ([1], 'ZeroDivisionError')
         >>> errors.mask(3)

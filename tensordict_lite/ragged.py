@@ -403,7 +403,7 @@ class Ragged(NonTensorStack):
 
     A column has one batch dimension. Reshaping, unsqueezing, permuting, expanding or stacking it, or assigning another
     object to a row, turns it into a :class:`NonTensorStack` of objects. You can assign ragged rows of the same kind and
-    dtype, also with ``update_``; all holders of the column see them. Only a column of strings can hold None.
+    dtype, also with ``update_``; all holders of the column see them. Strings and JSON values can be None.
 
     Args:
         values: the concatenated rows, ``[total, ...]``; uint8 ``[total]`` for strings and JSON (UTF-8) and bytes.

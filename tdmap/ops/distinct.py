@@ -41,7 +41,7 @@ def unique(
         A TensorDict with the key columns, of batch size `[keys]`. The column of a key function is `"key"`.
 
     Raises:
-        KeyError, TypeError: the entry is unknown, or cannot be a key.
+        KeyError, TypeError, ValueError: the entry is unknown, cannot be a key, or has several values in a row.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -76,7 +76,7 @@ def value_counts(
         A TensorDict with the key columns and the counts (int64), of batch size `[keys]`.
 
     Raises:
-        KeyError, TypeError: the entry is unknown, or cannot be a key.
+        KeyError, TypeError, ValueError: the entry is unknown, cannot be a key, or has several values in a row.
         ValueError: `name` is the name of a key.
 
     Example:

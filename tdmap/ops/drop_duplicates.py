@@ -58,7 +58,7 @@ def drop_duplicates(
         number of workers.
 
     Raises:
-        KeyError, TypeError: the entry is unknown, or cannot be a key.
+        KeyError, TypeError, ValueError: the entry is unknown, cannot be a key, or has several values in a row.
         ValueError: `keep` is another value; or `out` is the data or shares memory with it.
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
 

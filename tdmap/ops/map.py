@@ -119,11 +119,11 @@ def map(
 
     Args:
         data: a tensor or a collection of tensors, with rows along `dim`.
-        fn: takes a chunk. Returns a collection or tensor of results, or None after changing the chunk in place. If it
-            changes the chunk and returns a result, the source changes, with a warning. Lambdas, closures and functions
-            of `__main__` work with every start method. An `nn.Module` runs without gradients in its current train or
-            eval mode, and workers share its parameters. A torchvision transform takes the images of a chunk (see
-            `tdmap.functions`).
+        fn: takes a chunk. Returns a collection, a tensor or a dict of columns (a folder takes no plain tensor), or None
+            after changing the chunk in place. If it changes the chunk and returns a result, the source changes, with a
+            warning. Lambdas, closures and functions of `__main__` work with every start method. An `nn.Module` runs
+            without gradients in its current train or eval mode, and workers share its parameters. A torchvision
+            transform takes the images of a chunk (see `tdmap.functions`).
         dim: the dimension of the rows; a negative number counts from the last batch dimension.
         out: destination of results. A path: a folder for a new memory-mapped dataset with the schema of the first
             result; it holds no dataset until all rows are written. A tensor or collection with as many rows along `dim`
@@ -153,7 +153,7 @@ def map(
             - `chunksize=0` calls `fn` with single rows, without `dim`, and stacks the results; collections that differ
               only in shape become a lazy stack. Entries that are ragged in `data` stay ragged; for a new ragged entry,
               return a `Ragged` of one row.
-            - `spill_dir`: with a path as `out`, the folder for ragged results until their lengths are known.
+            - `spill_dir`: with a path as `out`, the folder for temporary files of ragged results.
             - `resume` needs `out`: a path, a memory-mapped dataset, or `data` itself. It warns again about rows that an
               earlier call skipped. After a power loss during a run with `out=data`, it is unknown which rows reached
               the disk, and `resume=True` raises. `"trust"` uses the files as they are: pass it if the machine was shut
@@ -161,10 +161,10 @@ def map(
               twice on a row does no harm.
             - `on_error="skip"`: failing rows are zeros in a new result (None for objects), and keep their values in
               `out` and in place. If `out` has a bool entry `"__valid__"`, it becomes False for them and True for all
-              other rows. `"mark"` adds this entry to a new result. `"drop"` leaves the rows out. A function, such as
-              `tdmap.RowErrors(mode="drop")`, is called with `(error, (row, row + 1))` instead of a warning. If every
-              row fails, the first exception is raised. Rows whose results do not fit the other results or `out` fail
-              too, unless most rows do not fit.
+              other rows. `"mark"` adds this entry to a new result. `"drop"` leaves the rows out. A
+              `tdmap.RowErrors(mode="drop")` collects the errors; any function is called with `(error, (row, row + 1))`.
+              If every row fails, the first exception is raised. Rows whose results do not fit the other results or
+              `out` fail too, unless most rows do not fit.
 
     Returns:
         `out` if given; otherwise the results, concatenated along `dim` (stacked with `chunksize=0`). Results that are
@@ -174,7 +174,8 @@ def map(
     Raises:
         IndexError: `dim` is out of range.
         ValueError: both `chunksize` and `num_chunks` are given, or an option is out of range.
-        ValueError: a device does not exist, `out` is on two devices, or an option about workers excludes `device`.
+        ValueError: a device does not exist, `out` is on two devices, or `device` is combined with an option about
+            workers.
         OutputMismatch: a result does not fit `out`.
         FileExistsError: `out` is the path of a dataset, a file or a non-empty folder.
         FolderInUse: another call, in this or another process, is writing the folder; names it.

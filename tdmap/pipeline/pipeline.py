@@ -301,13 +301,16 @@ class Pipeline(Chain):
     def cache(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Pipeline:
         """Write the rows to a folder when they are first needed, and read them from the folder afterwards.
 
-        An interrupted write resumes. If the folder is the cache of a pipeline with another source, function or earlier
-        stage (see `tdmap.map`, `resume`), the pipeline raises.
+        An interrupted write resumes.
 
         Args:
             path: the folder.
-            overwrite: replace the cache of another pipeline when the new one is complete. Any other dataset in the
-                folder raises.
+            overwrite: replace the cache of another pipeline when the new one is complete.
+
+        Raises:
+            ResumeMismatch: (when the rows are read) the folder is the cache of a pipeline with another source, function
+                or earlier stage, and `overwrite` is False.
+            FileExistsError: (when the rows are read) the folder holds another dataset.
         """
         return self._then(Cache.at(path, overwrite))
 

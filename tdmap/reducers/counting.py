@@ -109,10 +109,11 @@ class Quantile(_Keyed):
             far from zero and close together, such as times. Any fixed value near them, such as the first.
 
     Example:
+        >>> import tdmap
         >>> from tensordict_lite import TensorDict
         >>> times = TensorDict({"t": 1_700_000_000 + torch.arange(101)}, [101])
-        >>> median = Quantile("t", about=1_700_000_000)
-        >>> round(median.finish(median.update(median.init(), times)).item()) - 1_700_000_000
+        >>> median = tdmap.reduce(times, Quantile("t", about=1_700_000_000), num_workers=0)
+        >>> round(median.item()) - 1_700_000_000
         50
     """
 

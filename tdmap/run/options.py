@@ -72,8 +72,9 @@ class FunctionOptions(SeedOptions, RunOptions, total=False):
     """Options of operations that call a function with chunks.
 
     Attributes:
-        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn; or a function that takes
-            each error and its rows, such as `tdmap.RowErrors()`.
+        on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn (`tdmap.map` writes zeros
+            in their place); or a `tdmap.RowErrors()` or a function that takes each error and its rows. `map` also takes
+            `"drop"` and `"mark"`.
     """
 
     on_error: OnError

@@ -374,7 +374,7 @@ class ConvertOps(Kernel):
         Args:
             input_dict: mapping from (nested) keys to values; a TensorDict is returned as it is.
             auto_batch_size: use the longest leading shape that all entries share, at each level.
-            batch_size: the batch size. Plain numbers are kept as non-tensor data when it is not empty.
+            batch_size: the batch size. If it is not empty, numbers stay Python numbers.
             device: device of the result.
             batch_dims: longest batch size to infer; turns ``auto_batch_size`` on.
             names: names of the batch dimensions, with ``batch_size``.

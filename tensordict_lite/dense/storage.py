@@ -327,7 +327,7 @@ class DenseCollection(Fitting):
 
         Raises:
             RuntimeError: the shape does not fit, or the collection is locked and ``inplace`` is false.
-            KeyError: ``key`` is not a nested key.
+            KeyError: ``key`` is neither a string nor a tuple of strings.
 
         Returns:
             self

@@ -66,13 +66,13 @@ class DatasetWriter:
     Args:
         path: folder of the dataset; created if it does not exist, otherwise continued.
         example: one row with the keys, shapes and dtypes of all rows: a TensorDict or a tensorclass, or a (nested)
-            mapping from keys to ``(shape, dtype)``, ``str``, ``bytes``, or a :class:`Ragged` like those of the rows. A
-            collection with a ``Ragged`` is a batch of rows. Optional for a dataset that exists.
+            mapping from keys to ``(shape, dtype)``, ``str``, ``bytes``, or a :class:`Ragged` like those of the rows.
+            With a ``Ragged`` among its entries, it is a batch of one or more rows. Optional for a dataset that exists.
         capacity: rows to allocate at once. The dataset may grow beyond it.
 
     Raises:
         ValueError: the existing dataset has other keys, shapes or dtypes.
-        DatasetError: the folder is not a dataset.
+        DatasetError: the folder holds no dataset and there is no ``example``, or the dataset is damaged.
         OSError: not enough space.
 
     Several writers in any number of processes may append to one dataset, and threads may share a writer: each flush

@@ -698,14 +698,15 @@ class KeyOps(Kernel):
     # -- the same leaves in another tree -----------------------------------------------------------------------------
 
     def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None) -> Self:
-        """Nested entries under joined names: ``("a", "b")`` becomes ``"a.b"``. Leaves are shared.
+        """Flatten nested keys: ``("a", "b")`` becomes ``"a.b"``. Leaves are shared.
 
         As a context manager, the result of the block is written back in nested form.
 
         Args:
             separator: string between the names.
             inplace: move the entries here and return ``self``.
-            is_leaf: function of a type: collections of these types are kept. Default: :func:`is_leaf_nontensor`.
+            is_leaf: called with the type of an entry; True keeps collections of that type as they are. Default:
+                :func:`is_leaf_nontensor`.
 
         Raises:
             KeyError: two keys become equal.

@@ -381,7 +381,7 @@ def tensorclass(
     cast_filter: Callable[..., bool] | None = None,
     kw_only: bool = False,
 ) -> Any:
-    """Decorator that makes an ordinary class with annotated fields a :class:`TensorClass`.
+    """Turn a class with annotated fields into a :class:`TensorClass`. A decorator.
 
     Args:
         cls: the class; omitted if flags are given, ``@tensorclass(nocast=True)``.
