@@ -202,8 +202,7 @@ class OutputFolder:
         if META in names:
             raise FileExistsError(
                 f"{self.path} holds a dataset already: choose another folder, or pass overwrite=True, which "
-                "replaces it when the new one is complete. To write into its rows, load it and pass it as "
-                "out=."
+                "replaces it when the new one is complete."
             )
         if HIDDEN in names and begun:
             raise FileExistsError(
