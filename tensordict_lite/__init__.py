@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -13,80 +14,86 @@ if importlib.util.find_spec("fcntl") is None:
         "On Windows, use it within WSL 2"
     )
 
-from torch.serialization import add_safe_globals as _add_safe_globals
+_collects = gc.isenabled()
+gc.disable()  # it would walk over all that torch defines, again and again: more than half of the time of this import
+try:
+    from torch.serialization import add_safe_globals as _add_safe_globals
 
-from tensordict_lite import kernel as _kernel
-from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
-from tensordict_lite.building.arrow import from_arrow, to_arrow
-from tensordict_lite.building.batches import collate, merge_tensordicts
-from tensordict_lite.building.builders import (
-    from_any,
-    from_namedtuple,
-    from_struct_array,
-    from_tuple,
-    make_tensordict,
-)
-from tensordict_lite.building.packing import PackLayout
-from tensordict_lite.consolidated import from_consolidated
-from tensordict_lite.consolidated import layout as _layout
-from tensordict_lite.consolidated import record as _record
-from tensordict_lite.consolidated.safetensor_files import from_safetensors, to_safetensors
-from tensordict_lite.dense.combine import cat, pad, pad_sequence, stack, unpad_sequence
-from tensordict_lite.dense.tensordict import TensorDict
-from tensordict_lite.errors import DatasetError
-from tensordict_lite.hooks import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
-from tensordict_lite.hooks import vmapping as _vmapping
-from tensordict_lite.hooks.pytree import from_pytree
-from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
-from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
-from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
-from tensordict_lite.memmap.api import append_memmap, load, load_memmap, save
-from tensordict_lite.memmap.archive import (
-    is_memmap_archive,
-    pack_memmap,
-    refresh_archive_checksums,
-    unpack_memmap,
-)
-from tensordict_lite.nn import (
-    TensorClassModuleBase,
-    TensorClassModuleWrapper,
-    TensorDictParams,
-    as_tensordict_module,
-)
-from tensordict_lite.nn import uninitialized as _uninitialized  # noqa: F401  (registers its part)
-from tensordict_lite.objects import metadata as _metadata
-from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
-from tensordict_lite.objects.metadata import MetaData
-from tensordict_lite.objects.stack import NonTensorStack
-from tensordict_lite.objects.unbatched import UnbatchedTensor
-from tensordict_lite.ragged import Ragged, RaggedPart
-from tensordict_lite.settings import (
-    capture_non_tensor_stack,
-    get_defaults_to_none,
-    lazy_legacy,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_get_defaults_to_none,
-    set_lazy_legacy,
-    set_list_to_stack,
-)
-from tensordict_lite.show.options import get_printoptions, set_printoptions
-from tensordict_lite.show.parsing import parse_tensor_dict_string
-from tensordict_lite.tensorclass.attrs import TensorAttrs
-from tensordict_lite.tensorclass.decorator import TensorClass, from_dataclass, is_tensorclass, tensorclass
-from tensordict_lite.tensorclass.typed import TypedTensorDict
-from tensordict_lite.testing import assert_allclose_td, assert_close
-from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
+    from tensordict_lite import kernel as _kernel
+    from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
+    from tensordict_lite.building.arrow import from_arrow, to_arrow
+    from tensordict_lite.building.batches import collate, merge_tensordicts
+    from tensordict_lite.building.builders import (
+        from_any,
+        from_namedtuple,
+        from_struct_array,
+        from_tuple,
+        make_tensordict,
+    )
+    from tensordict_lite.building.packing import PackLayout
+    from tensordict_lite.consolidated import from_consolidated
+    from tensordict_lite.consolidated import layout as _layout
+    from tensordict_lite.consolidated import record as _record
+    from tensordict_lite.consolidated.safetensor_files import from_safetensors, to_safetensors
+    from tensordict_lite.dense.combine import cat, pad, pad_sequence, stack, unpad_sequence
+    from tensordict_lite.dense.tensordict import TensorDict
+    from tensordict_lite.errors import DatasetError
+    from tensordict_lite.hooks import torch_function as _torch_function  # noqa: F401  (gives the classes __torch_function__)
+    from tensordict_lite.hooks import vmapping as _vmapping
+    from tensordict_lite.hooks.pytree import from_pytree
+    from tensordict_lite.keys import NestedKey, unravel_key, unravel_key_list, unravel_key_to_tuple
+    from tensordict_lite.lazy.functions import LazyStackedTensorDict, lazy_stack, maybe_dense_stack
+    from tensordict_lite.memmap import DatasetWriter, MemoryMappedTensor, TensorDictFuture
+    from tensordict_lite.memmap.api import append_memmap, load, load_memmap, save
+    from tensordict_lite.memmap.archive import (
+        is_memmap_archive,
+        pack_memmap,
+        refresh_archive_checksums,
+        unpack_memmap,
+    )
+    from tensordict_lite.nn import (
+        TensorClassModuleBase,
+        TensorClassModuleWrapper,
+        TensorDictParams,
+        as_tensordict_module,
+    )
+    from tensordict_lite.nn import uninitialized as _uninitialized  # noqa: F401  (registers its part)
+    from tensordict_lite.objects import metadata as _metadata
+    from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, is_non_tensor
+    from tensordict_lite.objects.metadata import MetaData
+    from tensordict_lite.objects.stack import NonTensorStack
+    from tensordict_lite.objects.unbatched import UnbatchedTensor
+    from tensordict_lite.ragged import Ragged, RaggedPart
+    from tensordict_lite.settings import (
+        capture_non_tensor_stack,
+        get_defaults_to_none,
+        lazy_legacy,
+        list_to_stack,
+        set_capture_non_tensor_stack,
+        set_get_defaults_to_none,
+        set_lazy_legacy,
+        set_list_to_stack,
+    )
+    from tensordict_lite.show.options import get_printoptions, set_printoptions
+    from tensordict_lite.show.parsing import parse_tensor_dict_string
+    from tensordict_lite.tensorclass.attrs import TensorAttrs
+    from tensordict_lite.tensorclass.decorator import TensorClass, from_dataclass, is_tensorclass, tensorclass
+    from tensordict_lite.tensorclass.typed import TypedTensorDict
+    from tensordict_lite.testing import assert_allclose_td, assert_close
+    from tensordict_lite.views import default_is_leaf, is_leaf_nontensor
 
-from tensordict_lite.building.functions import (  # isort: skip
-    dense_stack_tds,
-    from_module,
-    group_by,
-    is_bool,
-    is_floating,
-    is_inexact,
-    is_integer,
-)
+    from tensordict_lite.building.functions import (  # isort: skip
+        dense_stack_tds,
+        from_module,
+        group_by,
+        is_bool,
+        is_floating,
+        is_inexact,
+        is_integer,
+    )
+finally:
+    if _collects:
+        gc.enable()
 
 if TYPE_CHECKING:
     from tensordict_lite.persistent import PersistentTensorDict
