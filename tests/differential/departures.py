@@ -51,6 +51,9 @@ TD.from_dict({'s': [TD(a=1), TD(a=2)]})['s'] ==> TD({'s': [TD(a=1), TD(a=2)]}, [
     # a list of trees becomes a stack, as in the constructor
 td.memmap()[:2].is_memmap() ==> False
     # a part of the rows is not the dataset: saved_path and memmap_refresh_() refer to all rows
+x = __import__("tempfile").TemporaryDirectory(); TD(other=torch.ones(3), batch_size=[3]).memmap(x.name);
+        td.memmap(x.name, existsok=False) ==> raise RuntimeError('already holds a dataset')
+    # another dataset is kept; its files would stay without an entry in the metadata
 td.memmap()[0].is_locked ==> td.clone().lock_()[0].is_locked
     # rows accept new entries, as rows of any locked tree do
 x = td.share_memory_()[0]; (x.is_locked, x.is_shared(), x['a'].is_shared()) ==> (False, False, True)
