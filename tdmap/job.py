@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, strided
 
-from tdmap.data.kinds import Data, key_name, leaves_of, tensors_of
+from tdmap.data.kinds import Data, key_name, stored_leaves, tensors_of
 from tdmap.data.reader import Reader, rows_of
 from tdmap.events import Measures
 from tdmap.plan import ChunkPlan
@@ -50,7 +50,7 @@ def require_rows_apart(data: Data) -> None:
 
 def _named(data: Data, wanted: Callable[[Tensor], bool]) -> str:
     """How messages name the first tensor that is wanted."""
-    for path, leaf in leaves_of(data):
+    for path, leaf in stored_leaves(data):
         if isinstance(leaf, Tensor) and wanted(leaf):
             return f"the entry {key_name(path)}" if path else "the data"
     return "an entry"

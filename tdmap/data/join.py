@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, is_dense, leaves_of
+from tdmap.data.kinds import Data, is_data, is_dense, stored_leaves
 from tdmap.data.objects import as_chunk, has_ragged_row
 from tdmap.data.reader import narrow
 from tdmap.plan import ChunkPlan
@@ -96,7 +96,7 @@ def stack_rows(rows: list[Any], dim: int) -> Data:
 
 def _outline(row: Data) -> Any:
     """What rows of a lazy stack have in common."""
-    entries = {path: getattr(leaf, "dtype", None) for path, leaf in leaves_of(row)}
+    entries = {path: getattr(leaf, "dtype", None) for path, leaf in stored_leaves(row)}
     return type(row), len(row.shape), entries
 
 

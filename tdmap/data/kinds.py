@@ -291,7 +291,7 @@ def tensors_of(data: Data) -> list[Tensor]:
     return [data] if isinstance(data, Tensor) else list(data._leaves())
 
 
-def leaves_of(data: Data, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def stored_leaves(data: Data, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Path and value of each entry that is no collection; those of a lazy stack by member, with its number in the path.
 
     Of a tensor, itself with an empty path.
@@ -300,10 +300,10 @@ def leaves_of(data: Data, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield path, data
     elif has_members(data):
         for number, member in enumerate(data.unbind(data.stack_dim)):
-            yield from leaves_of(member, (*path, str(number)))
+            yield from stored_leaves(member, (*path, str(number)))
     else:
         for key in data.keys():
-            yield from leaves_of(data._get_str(key), (*path, key))
+            yield from stored_leaves(data._get_str(key), (*path, key))
 
 
 def with_tensors(data: Data, tensors: Sequence[Tensor]) -> Data:

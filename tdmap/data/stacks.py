@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import not_alike
-from tdmap.data.kinds import Data, KeyPath, has_members, is_dense, key_name, leaves_of
+from tdmap.data.kinds import Data, KeyPath, has_members, is_dense, key_name, stored_leaves
 from tdmap.data.schema import Schema, plain
 from tdmap.errors import OutputMismatch
 from tensordict_lite import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ragged, is_non_tensor
@@ -40,7 +40,7 @@ def ragged_columns(data: Data, path: KeyPath = ()) -> Data:
 
 def _differ(stack: LazyStackedTensorDict) -> bool:
     """Whether an entry of a member has another shape than that of the first one."""
-    shapes = ({path: leaf.shape for path, leaf in leaves_of(member)} for member in stack.unbind(0))
+    shapes = ({path: leaf.shape for path, leaf in stored_leaves(member)} for member in stack.unbind(0))
     first = next(shapes, None)
     return any(other != first for other in shapes)
 

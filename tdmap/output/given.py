@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, key_name, leaves_hold_rows, leaves_of, tensors_of
+from tdmap.data.kinds import Data, key_name, leaves_hold_rows, stored_leaves, tensors_of
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import (
     ObjectColumns,
@@ -219,7 +219,7 @@ def _shares_memory(name: str) -> ValueError:
 
 def _spans(data: Data) -> dict[str, tuple[Any, int, int]]:
     spans: dict[str, tuple[Any, int, int]] = {}
-    for path, tensor in leaves_of(data):
+    for path, tensor in stored_leaves(data):
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.numel():
             continue
         reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1

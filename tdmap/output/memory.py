@@ -8,7 +8,7 @@ import torch
 
 from tdmap.data.alike import describe_difference, not_alike
 from tdmap.data.join import allocate_like, gatherable, join, joinable, stack_rows
-from tdmap.data.kinds import Data, KeyPath, is_data, leaves_of, tensors_of
+from tdmap.data.kinds import Data, KeyPath, is_data, stored_leaves, tensors_of
 from tdmap.data.objects import (
     ObjectColumns,
     Placer,
@@ -242,7 +242,7 @@ class Gather(Sink[Any]):
 
 def _not_strided(result: Data) -> str | None:
     """Which tensor of a result has no rows that can be joined, and what to do."""
-    for path, leaf in leaves_of(result):
+    for path, leaf in stored_leaves(result):
         if isinstance(leaf, torch.Tensor):
             try:
                 plain(leaf, path)
