@@ -127,9 +127,11 @@ class SimulatedWorkers(Workers):
 
     def close(self, ok: bool, changed: bool) -> None: ...
 
-    def send(self, worker: int | None, message: Any) -> None:
-        lease = message
-        assert worker is not None and isinstance(lease, Lease)
+    def output(self, writer: Any) -> None: ...
+
+    def replan(self, plan: Any) -> None: ...
+
+    def grant(self, worker: int, lease: Lease) -> None:
         self.leases += 1
         seconds = (lease.stop - lease.start) * CHUNK_SECONDS * self._times[self.leases & 4095] * speed(worker)
         ends = max(self._free.get(worker, 0.0), self.now) + seconds

@@ -1,6 +1,6 @@
 """Runs a job on workers: the loop between the scheduler and the workers' messages.
 
-    scheduler ──Lease──► driver ──send───► workers (processes, threads, a foreign pool)
+    scheduler ──Lease──► driver ──grant──► workers (processes, threads, a foreign pool)
         ▲                  │  ▲                │
         └──commit, done────┘  └──messages──────┘
                            ├──► sink       (results that travelled, and which chunks are safe)
@@ -289,7 +289,7 @@ class Driver:
 
     def _fill_all(self) -> None:
         if not self._announced and self.sink.writer is not None:
-            self.workers.send(None, self.sink.writer)
+            self.workers.output(self.sink.writer)
             self._announced = True
         if self._fill_some(self._idle):
             self._fill_some(self._hungry)
@@ -336,7 +336,7 @@ class Driver:
             lease = self.scheduler.lease(worker, now, limit)
             if lease is None:
                 return given
-            self.workers.send(worker, lease)
+            self.workers.grant(worker, lease)
             given = True
         return True
 
@@ -443,7 +443,7 @@ class Driver:
         if self.job.on_settled is not None:
             self.job.on_settled(plan)
         self.sink.replan(plan)
-        self.workers.send(None, plan)
+        self.workers.replan(plan)
         weight = min(plan.lead / plan.size, 1.0)
         self.scheduler.extend(plan.num_chunks, weight, self._policy(each * plan.size))
         self.scheduler.borders, self.scheduler.blocks = _borders(self.job)

@@ -35,7 +35,7 @@ class LastFirstWorkers(LocalWorkers):
         for worker in range(self.size):
             self.add_loop(lambda message, worker=worker: self.events.append((worker, message)))
         if sink.writer is not None:
-            self.send(None, sink.writer)
+            self.output(sink.writer)
 
     def grant(self, worker: int, lease: Any) -> None:
         self.leases.append((worker, lease))

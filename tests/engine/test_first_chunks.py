@@ -32,9 +32,12 @@ class Asleep(Workers):
 
     def close(self, ok: bool, changed: bool) -> None: ...
 
-    def send(self, worker: int | None, message: Any) -> None:
-        if isinstance(message, Lease) and worker is not None:
-            self.granted.append((worker, message.start, message.stop))
+    def grant(self, worker: int, lease: Lease) -> None:
+        self.granted.append((worker, lease.start, lease.stop))
+
+    def output(self, writer: Any) -> None: ...
+
+    def replan(self, plan: Any) -> None: ...
 
     def wait(self, timeout: float) -> list[Any]:
         if self._joined:

@@ -1,6 +1,6 @@
 """Executors, and the workers that they give to a job.
 
-    Execution ──start(job)──► Executor ──► Workers ◄──open, send, wait, close── Driver
+    Execution ──start(job)──► Executor ──► Workers ◄──open, grant, wait, close── Driver
 
 Serial, threads, processes, pools of other libraries and Ray are executors. `tdmap.testing.executor` has the tests that
 each must pass.
@@ -26,9 +26,6 @@ from tdmap.runtime.undo import Undo, undo_room
 from tdmap.runtime.wire.messages import Done, Failed, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sink import Sink
-
-News = Lease | RowWriter | ChunkPlan
-"""A lease for one worker; for all of them, where results go, or how later chunks are cut. Both come once, in time."""
 
 
 class Executor(ABC):
@@ -81,8 +78,16 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         """Memory that the workers can write to; also before `open`."""
 
     @abstractmethod
-    def send(self, worker: int | None, message: News) -> None:
-        """Tell a worker, or all of them, something."""
+    def grant(self, worker: int, lease: Lease) -> None:
+        """Have a worker run a lease."""
+
+    @abstractmethod
+    def output(self, writer: RowWriter) -> None:
+        """Results have a place from now on. Called once, unless `open` has had the writer."""
+
+    @abstractmethod
+    def replan(self, plan: ChunkPlan) -> None:
+        """The size of the later chunks is settled. Called once, for an open plan."""
 
     @abstractmethod
     def wait(self, timeout: float) -> Sequence[tuple[int, Message]]:
@@ -150,20 +155,14 @@ class LocalWorkers(Workers):
         self._loops.append(loop)
         return loop
 
-    def send(self, worker: int | None, message: News) -> None:
-        if isinstance(message, Lease):
-            assert worker is not None
-            self.grant(worker, message)
+    def output(self, writer: RowWriter) -> None:
         for loop in self._loops:
-            if isinstance(message, RowWriter):
-                loop.writer = message.own()
-                loop.writer.prepare()
-            elif isinstance(message, ChunkPlan):  # a first chunk may be running in a thread: its rows do not change
-                loop.replan(message)
+            loop.writer = writer.own()
+            loop.writer.prepare()
 
-    @abstractmethod
-    def grant(self, worker: int, lease: Lease) -> None:
-        """Have a worker run a lease."""
+    def replan(self, plan: ChunkPlan) -> None:
+        for loop in self._loops:  # a first chunk may be running in a thread: its rows do not change
+            loop.replan(plan)
 
 
 def as_it_is(value: object) -> Any:

@@ -29,7 +29,7 @@ from tdmap.memory.resources import usable_cores
 from tdmap.memory.shm import anonymous_file, map_path
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
-from tdmap.runtime.executors.base import News, Seat, Workers, run_lease
+from tdmap.runtime.executors.base import Seat, Workers, run_lease
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.wire.messages import Joined, Message, Refused
 from tdmap.runtime.wire.packing import unpack
@@ -181,16 +181,13 @@ class ForeignWorkers(Workers):
     def limit(self, worker: int) -> int | None:
         return 0 if worker in self._flying else None
 
-    def send(self, worker: int | None, message: News) -> None:
-        if isinstance(message, RowWriter):
-            self._output = self._publish(self._packing.packer.dumps(message))
-        elif isinstance(message, ChunkPlan):
-            self._job = replace(self._job, plan=message)
-        else:
-            assert worker is not None
-            self._grant(worker, message)
+    def output(self, writer: RowWriter) -> None:
+        self._output = self._publish(self._packing.packer.dumps(writer))
 
-    def _grant(self, worker: int, lease: Lease) -> None:
+    def replan(self, plan: ChunkPlan) -> None:
+        self._job = replace(self._job, plan=plan)
+
+    def grant(self, worker: int, lease: Lease) -> None:
         job = self._job
         task = _Task(os.getpid(), job.number, self._payload, self._output, job.plan, lease.id, lease.start, lease.stop)
         self._flying[worker] = lease

@@ -17,7 +17,7 @@ from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import Owner
-from tdmap.runtime.executors.base import News, Seat, Workers
+from tdmap.runtime.executors.base import Seat, Workers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room, undo_room
 from tdmap.runtime.wire.lending import Loan, NotLent, take_back
@@ -106,17 +106,7 @@ class ProcessWorkers(Workers):
         payload = self._packing.pack(job, writer)
         self._begin = pickle.dumps(Begin(job.number, payload), pickle.HIGHEST_PROTOCOL)
 
-    def send(self, worker: int | None, message: News) -> None:
-        if isinstance(message, Lease):
-            assert worker is not None
-            self.grant(worker, message)
-        elif isinstance(message, RowWriter):
-            self.output(message)
-        else:
-            self.replan(message)
-
     def output(self, writer: RowWriter) -> None:
-        """Results have a place from now on."""
         self._output = pickle.dumps(
             WriteTo(self._job.number, self._packing.packer.dumps(writer)), pickle.HIGHEST_PROTOCOL
         )
@@ -124,7 +114,6 @@ class ProcessWorkers(Workers):
             self.pool.members[number].send_bytes(self._output)
 
     def replan(self, plan: ChunkPlan) -> None:
-        """The size of the later chunks is settled."""
         self._job = replace(self._job, plan=plan)
         self._planned = pickle.dumps(Planned(self._job.number, plan), pickle.HIGHEST_PROTOCOL)
         for number in self._begun:
@@ -165,7 +154,6 @@ class ProcessWorkers(Workers):
         return None if most is None else most - member.granted
 
     def grant(self, worker: int, lease: Lease) -> None:
-        """Have a worker run a lease."""
         member = self.pool.members[worker]
         if not member.outstanding:
             member.heard = time.monotonic()

@@ -31,7 +31,7 @@ class SerialWorkers(LocalWorkers):
         if self._loop.reader.fetches:
             self._loop.reader.follow = self._loop.reader.in_order
         if sink.writer is not None:
-            self.send(None, sink.writer)
+            self.output(sink.writer)
 
     def _emit(self, message: Message) -> None:
         self._inbox.append((0, message))

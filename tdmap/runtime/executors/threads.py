@@ -85,7 +85,7 @@ class ThreadWorkers(LocalWorkers):
             work = number, loop, self._leases[number], inbox, self._worker_threads, settings
             self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
         if sink.writer is not None:
-            self.send(None, sink.writer)
+            self.output(sink.writer)
         for thread in self._threads:
             thread.start()
 
