@@ -66,8 +66,6 @@ class ProcessWorkers(Workers):
         self.size = wanted
         self._owner = Owner()
         self._job = job
-        self._starts: dict[int, int] = {}
-        self._firsts: dict[int, int] = {}
         self._packing = JobPacker()
         self._output: bytes | None = None
         self._planned: bytes | None = None
@@ -155,14 +153,12 @@ class ProcessWorkers(Workers):
 
     def grant(self, worker: int, lease: Lease) -> None:
         member = self.pool.members[worker]
-        if not member.outstanding:
+        if not member.leases:
             member.heard = time.monotonic()
-        member.outstanding += 1
-        self._firsts[worker] = lease.start
+        grant = Grant(self._job.number, lease.id, lease.start, lease.stop, member.reader.take_freed())
+        member.leases[lease.id] = grant
         member.granted += lease.stop - lease.start
-        self._starts[lease.id] = lease.start
-        freed = member.reader.take_freed()
-        member.send(Grant(self._job.number, lease.id, lease.start, lease.stop, freed))
+        member.send(grant)
 
     def revoke(self, worker: int) -> None:
         self.pool.members[worker].control[at.GIVE_BACK] = 1
@@ -171,10 +167,11 @@ class ProcessWorkers(Workers):
         found = {}
         for number, member in list(self.pool.members.items()):
             since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
-            if not member.outstanding:
+            if not member.leases:
                 continue
             if chunk < 0:  # between two chunks, or still busy with the job's imports; or it has been stopped
-                found[number] = (self._firsts.get(number, 0), member.heard + self.tuning.start_seconds)
+                first = next(iter(member.leases.values()))
+                found[number] = (first.start, member.heard + self.tuning.start_seconds)
             elif since == member.control[at.SINCE]:
                 found[number] = (chunk, since / 1e9)
         return found
@@ -208,7 +205,7 @@ class ProcessWorkers(Workers):
                 ended = True
             if ended:
                 events.append((member.number, self._lose(member)))
-            elif not member.outstanding and self.pool.is_worn(member):
+            elif not member.leases and self.pool.is_worn(member):
                 self.pool.recycle(member)
                 self._replace(member)
         return events
@@ -219,14 +216,12 @@ class ProcessWorkers(Workers):
         if message.job != self._job.number:  # the last word of a worker on a job that was over before it came
             return None
         if isinstance(message, (Done, Failed)):
-            member.outstanding -= 1
+            start = member.leases.pop(message.lease).start
             member.heard = time.monotonic()
-            if message.mutated:
-                self._in_place = True
-        if isinstance(message, Done):
-            first = self._starts.pop(message.lease, message.upto)
-            member.chunks += message.upto - first
-            member.rows += self._job.plan.count(first, message.upto)
+            self._in_place |= message.mutated
+            if isinstance(message, Done):
+                member.chunks += message.upto - start
+                member.rows += self._job.plan.count(start, message.upto)
         if isinstance(message, Segment):
             self._safe[member.number] = (message.lease, message.stop)
         try:
@@ -255,7 +250,7 @@ class ProcessWorkers(Workers):
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
-            running=running if running >= 0 and member.outstanding else None,
+            running=running if running >= 0 and member.leases else None,
             lease=int(control[at.LEASE]),
             committed=int(control[at.COMMITTED]),
             kind=Kind(control[at.KIND]),
@@ -268,7 +263,7 @@ class ProcessWorkers(Workers):
         """Undo what a worker that has ended did to the rows of the chunk that it ran."""
         control = member.control
         running, room = int(control[at.RUNNING]), self._undo.get(member.number)
-        if room is None or not member.outstanding or running < 0:
+        if room is None or not member.leases or running < 0:
             return
         # Results that travel are safe once they are here, which their sender may not have lived to note.
         lease, safe = self._safe.get(member.number, (-1, 0))
@@ -332,25 +327,25 @@ class ProcessWorkers(Workers):
         """Let workers end their chunk, for a moment; then end them."""
         if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: no worker is left to stop
             return
-        busy = [m for m in list(self.pool.members.values()) if m.outstanding]
+        busy = [m for m in list(self.pool.members.values()) if m.leases]
         for member in busy:
             member.control[at.CANCEL] = 1
         deadline = time.monotonic() + self.tuning.grace_seconds
         while (left := deadline - time.monotonic()) > 0 and any(
-            m.outstanding and m.number in self.pool.members for m in busy
+            m.leases and m.number in self.pool.members for m in busy
         ):
             for member in self.pool.wait(left):
                 try:
                     for message in member.receive():
                         if isinstance(message, (Done, Failed)) and message.job == self._job.number:
-                            member.outstanding -= 1
+                            member.leases.pop(message.lease, None)
                 except EOFError:
                     self.pool.remove(member)
         if self._refused is not None:
             begun = [self.pool.members[number] for number in self._begun if number in self.pool.members]
             self._refused.begun = self._ran or any(member.control[at.LEASE] >= 0 for member in begun)
         for member in busy:
-            if member.outstanding and member.number in self.pool.members:
+            if member.leases and member.number in self.pool.members:
                 self._begun.discard(member.number)
                 self.pool.remove(member)
                 self._put_back(member)

@@ -94,8 +94,6 @@ class RayMember(PoolMember):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool], bool] = {}
-        self.leases: deque[Grant] = deque()
-        """Those that have been sent to another machine, and have not been answered."""
         self.job = 0
         """The one that it works for."""
         self.has_begun = False
@@ -190,8 +188,7 @@ class RayMember(PoolMember):
         elif method == "serve":  # it serves no more, which its socket says as well, if there is one
             self.gone = self.connection is None
         elif method == "run":
-            if argument in self.leases:  # else of a job that is over
-                self.leases.remove(argument)
+            if self.leases.get(argument.lease) is argument:  # else of a job that is over
                 yield from self.on_answer(argument, answer)
         elif method in ("begin", "output") and answer is not None:
             yield Refused(self.job, answer)
@@ -228,7 +225,7 @@ class RayMember(PoolMember):
 
     def leave(self) -> None:
         """Let a worker that has nothing to do end by itself, as Ray wants it: of one that is killed it says it died."""
-        if self.closed or self.leases or self.outstanding or not self.ready or not self._owner.is_here:
+        if self.closed or self.leases or not self.ready or not self._owner.is_here:
             return
         self.leaving = True
         if self.connection is not None:

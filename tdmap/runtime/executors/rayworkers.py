@@ -142,7 +142,7 @@ class RayWorkers(ProcessWorkers):
         member = self.pool.members.get(worker)
         if isinstance(member, RayMember) and member.is_far and self._travel is not None:
             if self._careful or self._job.policy.timeout is not None:
-                return 0 if member.outstanding else 1
+                return 0 if member.leases else 1
             return self._travel.chunks_at_once()
         return super().limit(worker)
 
@@ -151,13 +151,11 @@ class RayWorkers(ProcessWorkers):
         if not (isinstance(member, RayMember) and member.is_far and self._travel is not None):
             super().grant(worker, lease)
             return
-        if not member.outstanding:
+        if not member.leases:
             member.heard = time.monotonic()
-        member.outstanding += 1
-        member.granted += lease.stop - lease.start
-        self._starts[lease.id] = lease.start
         grant = Grant(self._job.number, lease.id, lease.start, lease.stop, ())
-        member.leases.append(grant)
+        member.leases[lease.id] = grant
+        member.granted += lease.stop - lease.start
         member.call("run", grant, self._travel.window(member, lease.start, lease.stop))
 
     def revoke(self, worker: int) -> None:
@@ -171,7 +169,7 @@ class RayWorkers(ProcessWorkers):
             found.pop(member.number, None)
             if member.leases:
                 since = member.heard if member.has_begun else member.heard + self.tuning.start_seconds
-                found[member.number] = member.leases[0].start, since
+                found[member.number] = next(iter(member.leases.values())).start, since
         return found
 
     def seat(self, worker: int) -> Seat:
@@ -198,14 +196,15 @@ class RayWorkers(ProcessWorkers):
             return super()._lose(member)
         control = member.control
         control[at.RUNNING], control[at.KIND] = -1, int(Kind.PARCEL)
-        if member.leases:
-            first = member.leases[0]
+        leases = list(member.leases.values())
+        if leases:
+            first = leases[0]
             control[at.LEASE], control[at.COMMITTED] = first.lease, first.start
             if not self.pool.has_lost_node(member):
                 if first.stop - first.start == 1:
                     control[at.RUNNING] = first.start
                 else:  # one of these chunks has ended it: from now on each is run alone, until all have been
-                    self._careful = max(self._careful, sum(lease.stop - lease.start for lease in member.leases))
+                    self._careful = max(self._careful, sum(lease.stop - lease.start for lease in leases))
         # What it had was a copy: there is nothing to put back.
         return super()._lose(member)._replace(unprotected=False)
 

@@ -30,7 +30,7 @@ from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
 from tdmap.process_state import Owner, close_end
-from tdmap.runtime.wire.messages import Hello
+from tdmap.runtime.wire.messages import Grant, Hello
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers import launch
@@ -64,8 +64,8 @@ class PoolMember:
         self.keeps_slots = False
         """Its slots, page-locked here, are kept for the next job."""
         self.ready = False
-        self.outstanding = 0
-        """Leases that it has not answered."""
+        self.leases: dict[int, Grant] = {}
+        """Those that it has not answered, by number; the oldest first."""
         self.granted = 0
         """Chunks that it was given since it started, those that it gave back included."""
         self.chunks = 0
@@ -103,7 +103,7 @@ class PoolMember:
         else:
             self.reader.close()
             self.reader = ParcelReader(locker)
-        self.outstanding = 0
+        self.leases.clear()
 
     def descriptors(self) -> Iterable[int]:
         """What becomes readable when it has sent something, or has ended."""
