@@ -193,16 +193,11 @@ class ProcessWorkers(Workers):
                 events.append((member.number, self._join(member)))
         if events:
             return events
-        for member in self.pool.wait(timeout):
-            # Asked before reading: what a dead worker sent is all in the pipe by then.
-            ended = member.has_ended()
-            try:
-                for message in member.receive():
-                    event = self._event(member, message)
-                    if event is not None:
-                        events.append((member.number, event))
-            except EOFError:
-                ended = True
+        for member, messages, ended in self.pool.listen(timeout):
+            for message in messages:
+                event = self._event(member, message)
+                if event is not None:
+                    events.append((member.number, event))
             if ended:
                 events.append((member.number, self._lose(member)))
             elif not member.leases and self.pool.is_worn(member):
@@ -312,14 +307,9 @@ class ProcessWorkers(Workers):
         while self._loans and (left := deadline - time.monotonic()) > 0:
             for number in [number for number in self._loans if number not in self.pool.members]:
                 self._take_back(number)
-            for member in self.pool.wait(left) if self._loans else ():
-                ended = member.has_ended()
-                try:
-                    for message in member.receive():
-                        if isinstance(message, Dropped) and message.job == self._job.number:
-                            self._loans.pop(member.number, None)
-                except EOFError:
-                    ended = True
+            for member, messages, ended in self.pool.listen(left) if self._loans else ():
+                if any(isinstance(message, Dropped) and message.job == self._job.number for message in messages):
+                    self._loans.pop(member.number, None)
                 if ended:
                     self.pool.remove(member)
 
@@ -334,12 +324,11 @@ class ProcessWorkers(Workers):
         while (left := deadline - time.monotonic()) > 0 and any(
             m.leases and m.number in self.pool.members for m in busy
         ):
-            for member in self.pool.wait(left):
-                try:
-                    for message in member.receive():
-                        if isinstance(message, (Done, Failed)) and message.job == self._job.number:
-                            member.leases.pop(message.lease, None)
-                except EOFError:
+            for member, messages, ended in self.pool.listen(left):
+                for message in messages:
+                    if isinstance(message, (Done, Failed)) and message.job == self._job.number:
+                        member.leases.pop(message.lease, None)
+                if ended:
                     self.pool.remove(member)
         if self._refused is not None:
             begun = [self.pool.members[number] for number in self._begun if number in self.pool.members]
