@@ -311,6 +311,44 @@ def test_an_exception_does_not_wait_for_what_other_workers_do():
         tdmap.map(torch.arange(4), fn=fail, num_workers=2, chunksize=1)
 
 
+def test_rows_of_a_worker_that_dies_while_the_job_stops_are_put_back(tmp_path):
+    data = TensorDict({"x": torch.arange(4)}, [4]).memmap_(tmp_path / "td")
+    changed, failed = tmp_path / "changed", tmp_path / "failed"
+
+    def fail(td):
+        if 0 in td["x"]:
+            comes_true(changed.exists)
+            failed.touch()
+            raise ValueError("first rows")
+        td["x"].add_(10)
+        changed.touch()
+        comes_true(failed.exists)
+        by_signal(signal.SIGKILL)()
+
+    with pytest.raises(ValueError, match="first rows"):
+        tdmap.map(data, fail, out=data, num_workers=2, chunksize=2)
+    assert data["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_rows_of_workers_whose_pool_is_closed_are_put_back(tmp_path):
+    data = TensorDict({"x": torch.arange(4)}, [4]).memmap_(tmp_path / "td")
+
+    def change(td):
+        number = int(td["x"][0])
+        td["x"].add_(10)
+        (tmp_path / f"changed{number}").touch()
+        time.sleep(600)
+
+    class Close(tdmap.events.Callback):
+        def on_tick(self, now):
+            if len(list(tmp_path.glob("changed*"))) == 2:
+                pool.close()
+
+    with tdmap.WorkerPool(2) as pool, pytest.raises(RuntimeError, match="was closed while a job ran"):
+        tdmap.map(data, change, out=data, pool=pool, chunksize=2, callbacks=[Close()])
+    assert data["x"].tolist() == [0, 1, 2, 3]
+
+
 def test_a_straggler_shares_its_chunks(tmp_path):
     # Chunks become slow after the estimate was made, and stay so until both workers have met one: without sharing,
     # one worker holds them all, and they end without the other.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from tdmap.runtime.wire.messages import (
     Dropped,
     Failed,
     Grant,
-    Hello,
     Joined,
     Lost,
     Message,
@@ -46,6 +45,33 @@ from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
 
 Borrowed = tuple[WorkerPool, Callable[[], None]]
+
+
+@dataclass(eq=False)
+class JobWorker:
+    """What a job knows of one of its workers, from the time it joins to the time it leaves."""
+
+    member: PoolMember
+    """Of the pool."""
+    room: Room | None = None
+    """For the rows of the chunk that it runs; None where these cannot be put back."""
+    loans: Sequence[Loan] = ()
+    """What it was lent of a device's memory, and has not let go of."""
+    safe: tuple[int, int] = (-1, 0)
+    """Its last results that are here: their lease, and the chunk after them."""
+    reason: str = ""
+    """Why the driver has killed it."""
+
+    @property
+    def first_lease(self) -> Grant:
+        """The oldest one that it has not answered."""
+        return next(iter(self.member.leases.values()))
+
+    @property
+    def running(self) -> int | None:
+        """The chunk that it runs, or ran when it ended."""
+        chunk = int(self.member.control[at.RUNNING])
+        return chunk if chunk >= 0 and self.member.leases else None
 
 
 class ProcessWorkers(Workers):
@@ -69,17 +95,13 @@ class ProcessWorkers(Workers):
         self._packing = JobPacker()
         self._output: bytes | None = None
         self._planned: bytes | None = None
-        self._pids: dict[int, int] = {}
-        self._reasons: dict[int, str] = {}
-        self._begun: set[int] = set()
-        self._undo: dict[int, Room] = {}
+        self._joined: dict[int, JobWorker] = {}
+        self._left: dict[int, Seat] = {}
+        """Where those were that the last `wait` has seen leave."""
         self._free_rooms: list[Room] = []
-        self._safe: dict[int, tuple[int, int]] = {}
         self._in_place = False
         self._locker: PageLocker | None = None
         self._device_writer: RowWriter | None = None
-        self._loans: dict[int, list[Loan]] = {}
-        """What workers were lent, and have not let go of."""
         self._refused: NotLent | None = None
         self._ran = False
         """A worker that has left had run something."""
@@ -108,51 +130,50 @@ class ProcessWorkers(Workers):
         self._output = pickle.dumps(
             WriteTo(self._job.number, self._packing.packer.dumps(writer)), pickle.HIGHEST_PROTOCOL
         )
-        for number in self._begun:
-            self.pool.members[number].send_bytes(self._output)
+        for worker in self._joined.values():
+            worker.member.send_bytes(self._output)
 
     def replan(self, plan: ChunkPlan) -> None:
         self._job = replace(self._job, plan=plan)
         self._planned = pickle.dumps(Planned(self._job.number, plan), pickle.HIGHEST_PROTOCOL)
-        for number in self._begun:
-            self.pool.members[number].send_bytes(self._planned)
+        for worker in self._joined.values():
+            worker.member.send_bytes(self._planned)
 
     # -- talking to workers --------------------------------------------------------------------------
 
-    def _join(self, member: PoolMember) -> Joined:
-        member.control[at.CANCEL] = member.control[at.GIVE_BACK] = 0
-        taken = {int(self.pool.members[number].control[at.RANK]) for number in self._begun}
-        member.control[at.RANK] = min(set(range(self.size)) - taken)
+    def _join(self, member: PoolMember) -> None:
+        taken = {int(worker.member.control[at.RANK]) for worker in self._joined.values()}
+        worker = self._joined[member.number] = JobWorker(member)
+        control = member.control
+        control[at.CANCEL] = control[at.GIVE_BACK] = control[at.UNDO] = 0
+        control[at.RANK] = min(set(range(self.size)) - taken)
+        control[at.LEASE] = -1
         member.new_job(self._locker)
-        member.control[at.UNDO] = 0
-        member.control[at.LEASE] = -1
         member.send_bytes(self._begin)
         if self._planned is not None:  # before what is as large as the chunks are now
             member.send_bytes(self._planned)
-        room, policy = self._free_rooms.pop() if self._free_rooms else None, self._job.policy
-        if room is None and (policy.may_write or policy.skip):  # else workers have private pages
-            room = undo_room(self._job, self._packing.arena.empty)
-        if room is not None:
-            self._undo[member.number] = room
-            member.send(Protect(self._job.number, self._packing.packer.dumps(room)))
+        policy = self._job.policy
+        if self._free_rooms:
+            worker.room = self._free_rooms.pop()
+        elif policy.may_write or policy.skip:  # else workers have private pages
+            worker.room = undo_room(self._job, self._packing.arena.empty)
+        if worker.room is not None:
+            member.send(Protect(self._job.number, self._packing.packer.dumps(worker.room)))
         if self._device_writer is not None:
             # Memory of a device is lent to one receiver at a time.
-            payload, self._loans[member.number] = self._packing.lend_writer(self._device_writer)
+            payload, worker.loans = self._packing.lend_writer(self._device_writer)
             member.send(WriteTo(self._job.number, payload))
         if self._output is not None:
             member.send_bytes(self._output)
-        self._begun.add(member.number)
-        self._pids[member.number] = member.process.pid
-        return Joined()
 
     def limit(self, worker: int) -> int | None:
-        member, most = self.pool.members.get(worker), self.pool.max_tasks_per_child
-        if member is None or self.pool.is_worn(member):
+        joined, most = self._joined.get(worker), self.pool.max_tasks_per_child
+        if joined is None or self.pool.is_worn(joined.member):
             return 0
-        return None if most is None else most - member.granted
+        return None if most is None else most - joined.member.granted
 
     def grant(self, worker: int, lease: Lease) -> None:
-        member = self.pool.members[worker]
+        member = self._joined[worker].member
         if not member.leases:
             member.heard = time.monotonic()
         grant = Grant(self._job.number, lease.id, lease.start, lease.stop, member.reader.take_freed())
@@ -161,36 +182,42 @@ class ProcessWorkers(Workers):
         member.send(grant)
 
     def revoke(self, worker: int) -> None:
-        self.pool.members[worker].control[at.GIVE_BACK] = 1
+        self._joined[worker].member.control[at.GIVE_BACK] = 1
 
     def running(self) -> dict[int, tuple[int, float]]:
         found = {}
-        for number, member in list(self.pool.members.items()):
+        for number, worker in self._joined.items():
+            member = worker.member
             since, chunk = member.control[at.SINCE], member.control[at.RUNNING]
             if not member.leases:
                 continue
             if chunk < 0:  # between two chunks, or still busy with the job's imports; or it has been stopped
-                first = next(iter(member.leases.values()))
-                found[number] = (first.start, member.heard + self.tuning.start_seconds)
+                found[number] = (worker.first_lease.start, member.heard + self.tuning.start_seconds)
             elif since == member.control[at.SINCE]:
                 found[number] = (chunk, since / 1e9)
         return found
 
     def kill(self, worker: int, reason: str) -> None:
-        self._reasons[worker] = reason
-        self.pool.members[worker].process.kill()
+        self._joined[worker].reason = reason
+        self._joined[worker].member.process.kill()
 
     def seat(self, worker: int) -> Seat:
-        pid = self._pids.get(worker, 0)
+        joined = self._joined.get(worker)
+        return self._left[worker] if joined is None else self._seat_of(joined.member)
+
+    def _seat_of(self, member: PoolMember) -> Seat:
+        pid = member.process.pid
         return Seat(pid, f"in worker process {pid}")
 
     # -- listening -----------------------------------------------------------------------------------
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
         events: list[tuple[int, Message]] = []
+        self._left.clear()
         for member in list(self.pool.members.values()):
-            if member.ready and member.number not in self._begun and len(self._begun) < self.size:
-                events.append((member.number, self._join(member)))
+            if member.ready and member.number not in self._joined and len(self._joined) < self.size:
+                self._join(member)
+                events.append((member.number, Joined()))
         if events:
             return events
         for member, messages, ended in self.pool.listen(timeout):
@@ -202,13 +229,14 @@ class ProcessWorkers(Workers):
                 events.append((member.number, self._lose(member)))
             elif not member.leases and self.pool.is_worn(member):
                 self.pool.recycle(member)
-                self._replace(member)
+                self._forget(member)
+                self.pool.fill(self.size, self._forks)
         return events
 
     def _event(self, member: PoolMember, message: Any) -> Message | None:
-        if isinstance(message, Hello):
-            return self._join(member) if len(self._begun) < self.size else None
-        if message.job != self._job.number:  # the last word of a worker on a job that was over before it came
+        worker = self._joined.get(member.number)
+        # A greeting, which the next `wait` answers; or the last word on a job that was over before it came.
+        if worker is None or message.job != self._job.number:
             return None
         if isinstance(message, (Done, Failed)):
             start = member.leases.pop(message.lease).start
@@ -217,12 +245,12 @@ class ProcessWorkers(Workers):
             if isinstance(message, Done):
                 member.chunks += message.upto - start
                 member.rows += self._job.plan.count(start, message.upto)
-        if isinstance(message, Segment):
-            self._safe[member.number] = (message.lease, message.stop)
         try:
             message = member.reader.open(message)
         except OSError:  # the worker has died: its chunks run again
             return None
+        if isinstance(message, Segment):
+            worker.safe = message.lease, message.stop
         if isinstance(message, Refused) and message.output and self._device_writer is not None:
             self._refused = NotLent(f"memory of the output could not be opened {self.seat(member.number).text}")
             self._refused.__cause__ = message.error
@@ -230,51 +258,45 @@ class ProcessWorkers(Workers):
         event: Message = message
         return event
 
-    def _take_back(self, number: int) -> None:
-        """A worker has ended, and has not said that it let go of what it was lent."""
-        self._ran = True
-        take_back(self._loans.pop(number, ()))
-
     def _lose(self, member: PoolMember) -> Lost:
-        control = member.control
-        running = int(control[at.RUNNING])
-        code = self.pool.remove(member, lost=True, kill=False)
-        self._put_back(member)
-        self._pids.setdefault(member.number, member.process.pid)
-        self._replace(member)
+        code, control = self.pool.remove(member, lost=True, kill=False), member.control
+        worker = self._forget(member)
+        self.pool.fill(self.size, self._forks)
         return Lost(
             signal=-code if code is not None and code < 0 else None,
             exit_code=code if code is not None and code >= 0 else None,
-            running=running if running >= 0 and member.leases else None,
+            running=worker.running,
             lease=int(control[at.LEASE]),
             committed=int(control[at.COMMITTED]),
             kind=Kind(control[at.KIND]),
             peak_memory=int(control[at.PEAK]),
-            reason=self._reasons.pop(member.number, ""),
-            unprotected=self._in_place and member.number not in self._undo,
+            reason=worker.reason,
+            unprotected=self._in_place and worker.room is None,
         )
 
-    def _put_back(self, member: PoolMember) -> None:
+    def _forget(self, member: PoolMember) -> JobWorker:
+        """Forget a worker that has ended, perhaps before it joined: undo half a chunk, and have back what it had."""
+        worker = self._joined.pop(member.number, None) or JobWorker(member)
+        self._left[member.number] = self._seat_of(member)
+        self._put_back(worker)
+        take_back(worker.loans)
+        if worker.room is not None:
+            self._free_rooms.append(worker.room)  # the copy has been put back, or is not needed
+        self._ran |= member.control[at.LEASE] >= 0
+        return worker
+
+    def _put_back(self, worker: JobWorker) -> None:
         """Undo what a worker that has ended did to the rows of the chunk that it ran."""
-        control = member.control
-        running, room = int(control[at.RUNNING]), self._undo.get(member.number)
-        if room is None or not member.leases or running < 0:
+        control, running = worker.member.control, worker.running
+        if worker.room is None or running is None:
             return
         # Results that travel are safe once they are here, which their sender may not have lived to note.
-        lease, safe = self._safe.get(member.number, (-1, 0))
+        lease, safe = worker.safe
         if lease == control[at.LEASE] and safe > running:
             return
         if control[at.UNDO] == running + 1 and control[at.COMMITTED] <= running:
             with contextlib.suppress(DatasetError):  # of a truncated file, which ends the job: a worker meets it too
-                self._packing.restore(self._job, room, running)
-
-    def _replace(self, member: PoolMember) -> None:
-        """Start another worker for one that has ended, and free what that one had."""
-        self._take_back(member.number)
-        self._begun.discard(member.number)
-        if member.number in self._undo:
-            self._free_rooms.append(self._undo[member.number])  # the copy has been put back, or is not needed
-        self.pool.fill(self.size, self._forks)
+                self._packing.restore(self._job, worker.room, running)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -289,13 +311,15 @@ class ProcessWorkers(Workers):
         try:
             if not ok:
                 self._stop()
-            for number in self._begun:
-                member = self.pool.members.get(number)
-                if member is not None:
-                    # After an error it is unknown which slots the worker still believes to be in use.
-                    member.keeps_slots = ok and self._locker is not None
-                    member.send(Drop(self._job.number, member.keeps_slots, number in self._loans))
-            if self._loans:
+            for worker in list(self._joined.values()):
+                member = worker.member
+                if member.closed:  # with its pool, or because it has not stopped
+                    self._forget(member)
+                    continue
+                # After an error it is unknown which slots the worker still believes to be in use.
+                member.keeps_slots = ok and self._locker is not None
+                member.send(Drop(self._job.number, member.keeps_slots, bool(worker.loans)))
+            if self._device_writer is not None:
                 self._have_back()
         finally:
             with torch.no_grad():
@@ -304,26 +328,25 @@ class ProcessWorkers(Workers):
     def _have_back(self) -> None:
         """Wait, for a moment, until workers have let go of what they were lent; those that end never will."""
         deadline = time.monotonic() + self.tuning.let_go_seconds
-        while self._loans and (left := deadline - time.monotonic()) > 0:
-            for number in [number for number in self._loans if number not in self.pool.members]:
-                self._take_back(number)
-            for member, messages, ended in self.pool.listen(left) if self._loans else ():
-                if any(isinstance(message, Dropped) and message.job == self._job.number for message in messages):
-                    self._loans.pop(member.number, None)
+        while any(worker.loans for worker in self._joined.values()) and (left := deadline - time.monotonic()) > 0:
+            for member, messages, ended in self.pool.listen(left):
+                worker = self._joined.get(member.number)
+                dropped = any(isinstance(one, Dropped) and one.job == self._job.number for one in messages)
+                if worker is not None and dropped:
+                    worker.loans = ()
                 if ended:
                     self.pool.remove(member)
+                    self._forget(member)
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
         if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: no worker is left to stop
             return
-        busy = [m for m in list(self.pool.members.values()) if m.leases]
+        busy = [worker.member for worker in self._joined.values() if worker.member.leases]
         for member in busy:
             member.control[at.CANCEL] = 1
         deadline = time.monotonic() + self.tuning.grace_seconds
-        while (left := deadline - time.monotonic()) > 0 and any(
-            m.leases and m.number in self.pool.members for m in busy
-        ):
+        while any(m.leases and not m.closed for m in busy) and (left := deadline - time.monotonic()) > 0:
             for member, messages, ended in self.pool.listen(left):
                 for message in messages:
                     if isinstance(message, (Done, Failed)) and message.job == self._job.number:
@@ -331,10 +354,8 @@ class ProcessWorkers(Workers):
                 if ended:
                     self.pool.remove(member)
         if self._refused is not None:
-            begun = [self.pool.members[number] for number in self._begun if number in self.pool.members]
-            self._refused.begun = self._ran or any(member.control[at.LEASE] >= 0 for member in begun)
+            began = any(worker.member.control[at.LEASE] >= 0 for worker in self._joined.values())
+            self._refused.begun = self._ran or began
         for member in busy:
-            if member.leases and member.number in self.pool.members:
-                self._begun.discard(member.number)
+            if member.leases:
                 self.pool.remove(member)
-                self._put_back(member)

@@ -28,8 +28,6 @@ from tdmap.errors import WorkerStartError
 from tdmap.runtime.executors.probes import Probes
 from tdmap.runtime.executors.raycluster import RayCluster
 from tdmap.runtime.executors.slot import Slot, WorkerPlace
-from tdmap.runtime.executors.windows import Answer
-from tdmap.runtime.wire.messages import Grant, Refused
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.launch import Process, pidfd_of
 from tdmap.runtime.workers.pool import PoolMember, WorkerPool
@@ -67,6 +65,13 @@ class _ActorProcess(Process):
             self._ray.kill(self._actor, no_restart=True)
 
 
+_Then = Callable[[Any], Iterable[Any]]
+
+
+def _nothing(answer: object) -> Iterable[Any]:
+    return ()
+
+
 class RayMember(PoolMember):
     """The driver's view of one actor.
 
@@ -78,13 +83,12 @@ class RayMember(PoolMember):
     """
 
     process: _ActorProcess
-    on_answer: Callable[[Grant, Answer | None], Iterable[Any]]
-    """What becomes of the answers of a worker on another machine."""
 
     def __init__(self, ray: ModuleType, cluster: RayCluster, threads: int, folder: int) -> None:
         self.place: WorkerPlace | None = None
         self.failure: BaseException | None = None
-        self.mail: deque[tuple[str, Any, Any]] = deque()
+        self.mail: deque[tuple[_Then, Any]] = deque()
+        """What Ray has said of calls of the actor, and what becomes of that."""
         self.gone = self.leaving = False
         self.transport = cluster.transport
         variables = tuple(cluster.runtime_env.get("env_vars", ()))
@@ -94,30 +98,32 @@ class RayMember(PoolMember):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._known: dict[tuple[str, bool], bool] = {}
-        self.job = 0
-        """The one that it works for."""
-        self.has_begun = False
-        """It has read the function of that job."""
         self._listener: socket.socket | None = _listen(folder, self.number)
         self._address = f"/proc/{os.getpid()}/fd/{folder}/{self.number}"
         number = self.control[at.SINCE] = secrets.randbits(62)
-        self.call("where", self.block.path, number)
+        self.call("where", self.block.path, number, then=self._settle)
 
     @property
     def node(self) -> str:
         """The machine that it runs on; empty as long as Ray has not started it."""
         return "" if self.place is None else self.place.host
 
-    def call(self, method: str, *arguments: Any) -> None:
-        """Call a method of the actor; what comes of it is put into the mailbox."""
-        reference = getattr(self.actor, method).remote(*arguments)
-        reference.future().add_done_callback(lambda future: self._deliver(method, arguments, future))
+    def call(self, method: str, *arguments: Any, then: _Then = _nothing) -> None:
+        """Call a method of the actor; what comes of it is put into the mailbox.
 
-    def _deliver(self, method: str, arguments: tuple[Any, ...], future: Any) -> None:
+        Args:
+            method: its name.
+            arguments: of the method.
+            then: makes messages of what it returns, when the mailbox is read.
+        """
+        reference = getattr(self.actor, method).remote(*arguments)
+        reference.future().add_done_callback(lambda future: self._deliver(then, future))
+
+    def _deliver(self, then: _Then, future: Any) -> None:
         """On a thread of Ray's, and not always in the order in which things have happened."""
         with self._lock:
             if not self.closed:
-                self.mail.append((method, arguments[0] if arguments else None, future))
+                self.mail.append((then, future))
                 os.eventfd_write(self._bell, 1)
 
     def descriptors(self) -> Iterable[int]:
@@ -157,13 +163,13 @@ class RayMember(PoolMember):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while self.mail:
-            method, argument, future = self.mail.popleft()
+            then, future = self.mail.popleft()
             try:
                 answer = future.result()
             except Exception as error:
                 self._failed(error)
             else:
-                yield from self.answered(method, argument, answer)
+                yield from then(answer)
         if self._listener is not None and _is_readable(self._listener.fileno()):
             self._accept(self._listener)
         if self.connection is not None:
@@ -181,33 +187,24 @@ class RayMember(PoolMember):
         else:
             self.gone = True
 
-    def answered(self, method: str, argument: Any, answer: Any) -> Iterator[Any]:
-        """What the actor has returned from a call with this first argument."""
-        if method == "where":
-            self._settle(answer)
-        elif method == "serve":  # it serves no more, which its socket says as well, if there is one
-            self.gone = self.connection is None
-        elif method == "run":
-            if self.leases.get(argument.lease) is argument:  # else of a job that is over
-                yield from self.on_answer(argument, answer)
-        elif method in ("begin", "output") and answer is not None:
-            yield Refused(self.job, answer)
-        elif method == "begin":
-            self.has_begun, self.heard = True, time.monotonic()
-
-    def _settle(self, place: WorkerPlace) -> None:
+    def _settle(self, place: WorkerPlace) -> Iterable[Any]:
         self.place = place
         self.process.pid = place.pid
         self.process.near = place.near
         if place.near:
             self.process.sentinel = pidfd_of(place.pid)
         if place.near and self.transport in ("auto", "memory"):
-            self.call("serve", self._address, self.block.path)
-            return
+            self.call("serve", self._address, self.block.path, then=self._end_service)
+            return ()
         self._close_listener()
         self.control = at.local_control()
         self.block.close()
         self.ready = True
+        return ()
+
+    def _end_service(self, _: None) -> Iterable[Any]:
+        self.gone = self.connection is None  # else its socket says so as well
+        return ()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):

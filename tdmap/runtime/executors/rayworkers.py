@@ -9,9 +9,10 @@ hears of it.
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from tdmap.errors import SerializationError, WorkerStartError
 from tdmap.job import Job
 from tdmap.plan import ChunkPlan
 from tdmap.runtime.executors.base import Seat
-from tdmap.runtime.executors.processes import ProcessWorkers
+from tdmap.runtime.executors.processes import JobWorker, ProcessWorkers
 from tdmap.runtime.executors.raypool import RayMember, RayPool
 from tdmap.runtime.executors.windows import (
     Answer,
@@ -42,10 +43,10 @@ from tdmap.runtime.executors.windows import (
 )
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
-from tdmap.runtime.wire.messages import Done, Grant, Joined, Lost, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Grant, Lost, Refused, Segment, Skipped
 from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
 from tdmap.runtime.wire.pickle_errors import explain_unpicklable
-from tdmap.runtime.wire.remote import unpack_error
+from tdmap.runtime.wire.remote import PackedError, unpack_error
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.pool import PoolMember
 from tdmap.runtime.workers.surroundings import Surroundings
@@ -76,11 +77,8 @@ class RayWorkers(ProcessWorkers):
         self, job: Job, borrowed: tuple[RayPool, Callable[[], None]], wanted: int, tuning: Tuning = DEFAULT
     ) -> None:
         super().__init__(job, borrowed, wanted, tuning)
-        pool = borrowed[0]
-        self._nodes: dict[int, str] = {}
-        self._shares_memory = pool.cluster.transport in ("auto", "memory")
+        self._shares_memory = borrowed[0].cluster.transport in ("auto", "memory")
         self._travel: _Travel | None = None
-        self._careful = 0
 
     def open(self, sink: Sink[Any]) -> None:
         job = self._job
@@ -96,21 +94,18 @@ class RayWorkers(ProcessWorkers):
             super().output(writer)
         if self._travel is not None:
             self._travel.set_writer(self._seen(writer))
-            for member in self._far():
-                self._travel.send_target(member)
+        for worker in self._far():
+            worker.send_target()
 
     def replan(self, plan: ChunkPlan) -> None:
         super().replan(plan)
         if self._travel is not None:
             self._travel.replan(plan)
-        for member in self._far():
-            member.call("replan", self._job.number, plan)
+        for worker in self._far():
+            worker.member.call("replan", self._job.number, plan)
 
-    def _far(self) -> Iterator[RayMember]:
-        for number in self._begun:
-            member = self.pool.members.get(number)
-            if isinstance(member, RayMember) and member.is_far:
-                yield member
+    def _far(self) -> list[_FarWorker]:
+        return [worker for worker in self._joined.values() if isinstance(worker, _FarWorker)]
 
     def _seen(self, writer: RowWriter) -> RowWriter:
         """A writer into the memory that other workers see."""
@@ -121,100 +116,62 @@ class RayWorkers(ProcessWorkers):
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    def _join(self, member: PoolMember) -> Joined:
+    def _join(self, member: PoolMember) -> None:
         assert isinstance(member, RayMember)
-        self._nodes[member.number] = member.node
         if not member.is_far:
-            return super()._join(member)
+            super()._join(member)
+            return
         if self._travel is None:
             data = self._packing.shared_source() if self._shares_memory else self._job.source.data
             self._travel = _Travel(self._job, data)
             if self._sink.writer is not None:
                 self._travel.set_writer(self._seen(self._sink.writer))
         member.new_job()
-        member.on_answer = self._arrived
-        self._travel.begin(member)
-        self._begun.add(member.number)
-        self._pids[member.number] = member.process.pid
-        return Joined()
+        worker = self._joined[member.number] = _FarWorker(member, self._travel)
+        worker.begin()
 
     def limit(self, worker: int) -> int | None:
-        member = self.pool.members.get(worker)
-        if isinstance(member, RayMember) and member.is_far and self._travel is not None:
-            if self._careful or self._job.policy.timeout is not None:
-                return 0 if member.leases else 1
-            return self._travel.chunks_at_once()
-        return super().limit(worker)
+        far = self._joined.get(worker)
+        if not isinstance(far, _FarWorker):
+            return super().limit(worker)
+        if far.travel.careful or self._job.policy.timeout is not None:
+            return 0 if far.member.leases else 1
+        return far.travel.chunks_at_once()
 
     def grant(self, worker: int, lease: Lease) -> None:
-        member = self.pool.members[worker]
-        if not (isinstance(member, RayMember) and member.is_far and self._travel is not None):
-            super().grant(worker, lease)
-            return
-        if not member.leases:
-            member.heard = time.monotonic()
-        grant = Grant(self._job.number, lease.id, lease.start, lease.stop, ())
-        member.leases[lease.id] = grant
-        member.granted += lease.stop - lease.start
-        member.call("run", grant, self._travel.window(member, lease.start, lease.stop))
-
-    def revoke(self, worker: int) -> None:
-        member = self.pool.members.get(worker)
-        if member is not None and not (isinstance(member, RayMember) and member.is_far):
-            super().revoke(worker)
+        super().grant(worker, lease)  # which notes it, and sends it to those that have a socket
+        far = self._joined[worker]
+        if isinstance(far, _FarWorker):
+            far.run(far.member.leases[lease.id])
 
     def running(self) -> dict[int, tuple[int, float]]:
         found = super().running()
-        for member in self._far():
-            found.pop(member.number, None)
-            if member.leases:
-                since = member.heard if member.has_begun else member.heard + self.tuning.start_seconds
-                found[member.number] = next(iter(member.leases.values())).start, since
+        for worker in self._far():
+            if worker.has_begun and worker.member.number in found:
+                found[worker.member.number] = worker.first_lease.start, worker.member.heard
         return found
 
-    def seat(self, worker: int) -> Seat:
-        here, node = super().seat(worker), self._nodes.get(worker, "")
+    def _seat_of(self, member: PoolMember) -> Seat:
+        assert isinstance(member, RayMember)
+        here, node = super()._seat_of(member), member.node
         return Seat(here.pid, f"{here.text} on {node or 'a machine that is not known'}", node)
-
-    # -- what comes back from other machines -------------------------------------------------------------
-
-    def _arrived(self, grant: Grant, answer: Answer | None) -> Iterator[Any]:
-        """The messages of an answer, once its rows are in their place."""
-        if answer is None:  # the job could not be begun there, which it has said
-            yield Done(self._job.number, grant.lease, grant.start, 0.0, False, None, 0)
-            return
-        assert self._travel is not None
-        messages = self._travel.settle(grant, answer)
-        self._careful = max(self._careful - (answer.upto - grant.start), 0)
-        yield from messages
 
     def _lose(self, member: PoolMember) -> Lost:
         failure = member.failure if isinstance(member, RayMember) else None
         if type(failure).__name__ in CANNOT_START:
             raise WorkerStartError(f"Ray cannot start a worker: {failure}") from failure
-        if not (isinstance(member, RayMember) and member.is_far):
+        worker = self._joined.get(member.number)
+        if not isinstance(worker, _FarWorker):
             return super()._lose(member)
-        control = member.control
-        control[at.RUNNING], control[at.KIND] = -1, int(Kind.PARCEL)
-        leases = list(member.leases.values())
-        if leases:
-            first = leases[0]
-            control[at.LEASE], control[at.COMMITTED] = first.lease, first.start
-            if not self.pool.has_lost_node(member):
-                if first.stop - first.start == 1:
-                    control[at.RUNNING] = first.start
-                else:  # one of these chunks has ended it: from now on each is run alone, until all have been
-                    self._careful = max(self._careful, sum(lease.stop - lease.start for lease in leases))
+        worker.note_end(self.pool.has_lost_node(worker.member))
         # What it had was a copy: there is nothing to put back.
         return super()._lose(member)._replace(unprotected=False)
 
     def close(self, ok: bool, changed: bool) -> None:
-        far = list(self._far())
         super().close(ok, changed)
-        for member in far:
-            if not member.closed:
-                member.leases.clear()
-                member.call("drop")
+        for worker in self._far():
+            worker.member.leases.clear()
+            worker.member.call("drop")
 
 
 class _Travel:
@@ -244,9 +201,9 @@ class _Travel:
         self.undo: Undo | None = None
         if job.ledger is not None:
             self.undo = Undo(data, job.plan, job.ledger.room())
-        self._surroundings = Surroundings.here()
-        self._reads: dict[int, bool] = {}
-        self._writes: dict[int, bool] = {}
+        self.surroundings = Surroundings.here()
+        self.careful = 0
+        """So many chunks more are run alone: one of them has ended a worker."""
 
     def replan(self, plan: ChunkPlan) -> None:
         """The size of the later chunks is settled."""
@@ -262,75 +219,12 @@ class _Travel:
         self.writer = writer
         self.out_files = None if writer.aliased else writable_files_of(writer.out, self.plan)
 
-    # -- on the way there --------------------------------------------------------------------------------
-
-    def begin(self, member: RayMember) -> None:
-        """Give the job to a worker, once it is known which files it has.
-
-        Raises:
-            WorkerStartError: the function needs files that the worker does not have.
-        """
-        job = self.job
-        member.job, member.has_begun = job.number, False
-        if self.fn_files and not member.reaches(self.fn_files, written=True):
-            raise WorkerStartError(
-                f"{job.name} works with files that a worker on {member.node} cannot open, "
-                f"{min(self.fn_files)} for one: put them (out=, spill_dir=) into a folder that all machines share, "
-                'under the same name, or use this machine alone: executor=tdmap.RayCluster(transport="memory").'
-            )
-        files = self.source_files
-        if files:
-            reads = member.reaches(files, written=False)
-        else:  # rows in a store, which each machine opens by its URL
-            reads = files is not None and bool(rows_of(self.data).folders)
-        self._reads[member.number] = reads
-        source = TravelPacker().dumps(self.data) if reads else None
-        task = Task(job.number, self._surroundings, self.plan, job.policy, self.fn, source, self.order is not None)
-        member.call("begin", pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
-        if self.writer is not None:
-            self.send_target(member)
-
-    def send_target(self, member: RayMember) -> None:
-        """Tell a worker where results go."""
-        writer, dim = self.writer, self.plan.dim
-        assert writer is not None
-        files = self.out_files
-        writes = self._writes[member.number] = bool(files) and member.reaches(files or (), written=True)
-        none = narrow(writer.out, dim, 0, 0)
-        empty = writer.over(none if device_of(none) is None else none.cpu(), 0)
-        packed = TravelPacker()
-        target = FarOutput(
-            self.job.number,
-            packed.dumps(_without_memory(empty)),
-            TravelPacker().dumps(writer.out) if writes else None,
-        )
-        member.call("output", pickle.dumps(target, pickle.HIGHEST_PROTOCOL))
-
     def chunks_at_once(self) -> int:
         """Most chunks of a lease."""
         row = row_bytes_of(self.data, self.plan.length)
         if self.writer is not None:
             row += row_bytes_of(self.writer.out, self.plan.length)
         return max(WINDOW_BYTES // max(row * self.plan.size, 1), 1)
-
-    def window(self, member: RayMember, start: int, stop: int) -> Window:
-        """The rows of a lease."""
-        plan = self.plan
-        first, last = plan.span(start, stop)
-        rows = None
-        if not self._reads.get(member.number):
-            if self.order is None:
-                rows = ship(narrow(self.data, plan.dim, first, last))
-            else:
-                rows = ship(rows_of(self.data, plan.dim).take(self.order[first:last]))
-        out = None
-        writer = self.writer
-        if writer is not None and not writer.exact and not writer.aliased and not self._writes.get(member.number):
-            there = narrow(writer.out, plan.dim, first, last)
-            out = ship(there if device_of(there) is None else there.cpu())
-        return Window(first, last - first, rows, out)
-
-    # -- on the way back ---------------------------------------------------------------------------------
 
     def settle(self, grant: Grant, answer: Answer) -> list[Any]:
         """Bring the rows of an answer to their place; the messages that are left to be told."""
@@ -382,6 +276,123 @@ class _Travel:
         assert undo.done is not None
         undo.done[chunk] = 1
         undo.release()
+
+
+class _FarWorker(JobWorker):
+    """A worker on another machine.
+
+    Args:
+        member: the member of the pool that it is.
+        travel: the rows of the job.
+    """
+
+    member: RayMember
+
+    def __init__(self, member: RayMember, travel: _Travel) -> None:
+        super().__init__(member)
+        self.travel = travel
+        self.has_begun = False
+        """It has read the function."""
+        self.reads = self.writes = False
+        """It has the files of the rows, and those of the output."""
+
+    # -- on the way there --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Give the job to it, once it is known which files it has.
+
+        Raises:
+            WorkerStartError: the function needs files that it does not have.
+        """
+        member, travel, job = self.member, self.travel, self.travel.job
+        if travel.fn_files and not member.reaches(travel.fn_files, written=True):
+            raise WorkerStartError(
+                f"{job.name} works with files that a worker on {member.node} cannot open, "
+                f"{min(travel.fn_files)} for one: put them (out=, spill_dir=) into a folder that all machines share, "
+                'under the same name, or use this machine alone: executor=tdmap.RayCluster(transport="memory").'
+            )
+        files = travel.source_files
+        if files:
+            self.reads = member.reaches(files, written=False)
+        else:  # rows in a store, which each machine opens by its URL
+            self.reads = files is not None and bool(rows_of(travel.data).folders)
+        source = TravelPacker().dumps(travel.data) if self.reads else None
+        task = Task(
+            job.number, travel.surroundings, travel.plan, job.policy, travel.fn, source, travel.order is not None
+        )
+        member.call("begin", pickle.dumps(task, pickle.HIGHEST_PROTOCOL), then=self._has_read)
+        if travel.writer is not None:
+            self.send_target()
+
+    def send_target(self) -> None:
+        """Tell it where results go."""
+        writer, dim, files = self.travel.writer, self.travel.plan.dim, self.travel.out_files
+        assert writer is not None
+        self.writes = bool(files) and self.member.reaches(files or (), written=True)
+        none = narrow(writer.out, dim, 0, 0)
+        empty = writer.over(none if device_of(none) is None else none.cpu(), 0)
+        packed = TravelPacker()
+        target = FarOutput(
+            self.travel.job.number,
+            packed.dumps(_without_memory(empty)),
+            TravelPacker().dumps(writer.out) if self.writes else None,
+        )
+        self.member.call("output", pickle.dumps(target, pickle.HIGHEST_PROTOCOL), then=self._refuses)
+
+    def run(self, grant: Grant) -> None:
+        """Have it run a lease."""
+        then = functools.partial(self._has_run, grant)
+        self.member.call("run", grant, self._window(grant.start, grant.stop), then=then)
+
+    def _window(self, start: int, stop: int) -> Window:
+        """The rows of a lease."""
+        travel, plan, writer = self.travel, self.travel.plan, self.travel.writer
+        first, last = plan.span(start, stop)
+        rows = out = None
+        if not self.reads:
+            if travel.order is None:
+                rows = ship(narrow(travel.data, plan.dim, first, last))
+            else:
+                rows = ship(rows_of(travel.data, plan.dim).take(travel.order[first:last]))
+        if writer is not None and not writer.exact and not writer.aliased and not self.writes:
+            there = narrow(writer.out, plan.dim, first, last)
+            out = ship(there if device_of(there) is None else there.cpu())
+        return Window(first, last - first, rows, out)
+
+    # -- on the way back ---------------------------------------------------------------------------------
+
+    def _refuses(self, error: PackedError | None) -> Iterable[Any]:
+        return () if error is None else (Refused(self.travel.job.number, error),)
+
+    def _has_read(self, error: PackedError | None) -> Iterable[Any]:
+        if error is None:
+            self.has_begun, self.member.heard = True, time.monotonic()
+        return self._refuses(error)
+
+    def _has_run(self, grant: Grant, answer: Answer | None) -> Iterable[Any]:
+        """The messages of an answer, once its rows are in their place."""
+        if self.member.leases.get(grant.lease) is not grant:  # of a job that is over
+            return ()
+        if answer is None:  # the job could not be begun there, which it has said
+            return (Done(grant.job, grant.lease, grant.start, 0.0, False, None, 0),)
+        messages = self.travel.settle(grant, answer)
+        self.travel.careful = max(self.travel.careful - (answer.upto - grant.start), 0)
+        return messages
+
+    def note_end(self, with_node: bool) -> None:
+        """It has ended, perhaps with its machine: note what it ran, as a worker of this machine does itself."""
+        control, leases = self.member.control, list(self.member.leases.values())
+        control[at.RUNNING], control[at.KIND] = -1, int(Kind.PARCEL)
+        if not leases:
+            return
+        first = leases[0]
+        control[at.LEASE], control[at.COMMITTED] = first.lease, first.start
+        if with_node:
+            return
+        if first.stop - first.start == 1:
+            control[at.RUNNING] = first.start
+        else:  # one of these chunks has ended it: from now on each is run alone, until all have been
+            self.travel.careful = max(self.travel.careful, sum(lease.stop - lease.start for lease in leases))
 
 
 def _without_memory(writer: RowWriter) -> RowWriter:
