@@ -35,7 +35,7 @@ from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Lost, Message, Refused, Segment, Skipped
+from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Left, Lost, Message, Refused, Segment, Skipped
 from tdmap.sink import Kind, Sink, Taken
 from tdmap.tuning import DEFAULT, Tuning
 
@@ -113,7 +113,6 @@ class Driver:
         self._one_first = bool(job.policy.skip) and self._demands.first_alone
         self._failure: tuple[int, Exception] | None = None
         """The first chunk that has failed, and its error, which waits for the results before it."""
-        self._lost: dict[int, Lost] = {}
         self._owner = Owner(f"the job {job.name}")
 
     def _leave_out(self, log: CommitLog) -> Ranges:
@@ -311,12 +310,16 @@ class Driver:
 
     def _note(self, worker: int) -> None:
         """Know how much a worker holds, after that has changed. Those who hold enough are not looked at every time."""
-        self._idle.discard(worker)
-        self._hungry.discard(worker)
+        self._forget(worker)
         if not self.scheduler.holds(worker):
             self._idle.add(worker)
         elif not self.scheduler.is_full(worker):
             self._hungry.add(worker)
+
+    def _forget(self, worker: int) -> None:
+        """Give it nothing more."""
+        self._idle.discard(worker)
+        self._hungry.discard(worker)
 
     def _fill(self, worker: int) -> bool:
         """Give a worker all it may hold; False where nothing is left for workers of its kind.
@@ -378,6 +381,8 @@ class Driver:
             self._fail(worker, message.chunk, message.error)
         elif isinstance(message, Refused):
             raise message.error
+        elif isinstance(message, Left):
+            self._forget(worker)
         else:
             self._handle_loss(worker, message)
 
@@ -388,8 +393,7 @@ class Driver:
         if self._failure is None or chunk < self._failure[0]:
             self._failure = chunk, error
         self.scheduler.failed(worker, chunk)
-        self._idle.discard(worker)
-        self._hungry.discard(worker)
+        self._forget(worker)
 
     def _accept(self, segment: Segment) -> None:
         _, number, _, stop, kind, values = segment
@@ -467,8 +471,7 @@ class Driver:
         )
 
     def _handle_loss(self, worker: int, lost: Lost) -> None:
-        self._idle.discard(worker)
-        self._hungry.discard(worker)
+        self._forget(worker)
         lease = self.scheduler.get(lost.lease)
         if lease is not None and lease.worker == worker and not lost.kind.travels:
             stop = min(lost.committed, lease.stop)

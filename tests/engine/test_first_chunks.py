@@ -1,4 +1,4 @@
-"""Which workers have something to do before any result is known."""
+"""Which workers the driver gives something to do, and when."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.driver import Driver
 from tdmap.runtime.executors.base import Workers
 from tdmap.runtime.scheduler import Lease
-from tdmap.runtime.wire.messages import Joined
+from tdmap.runtime.wire.messages import Done, Joined, Left, Segment
+from tdmap.sink import Kind
 
 
 class Asleep(Workers):
@@ -53,3 +54,33 @@ def test_every_worker_has_a_chunk_before_the_first_result(chunks: int, workers: 
         list(Driver(job, Collect(), team, CallbackList([]), row_bytes=8).run())
     busy = min(chunks, workers)
     assert sorted(team.granted) == [(worker, worker, worker + 1) for worker in range(busy)]
+
+
+class Worn(Asleep):
+    """Each worker runs one lease and leaves; another one takes its place."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.events: list[Any] = [(0, Joined())]
+        self.asked = 0
+
+    def limit(self, worker: int) -> int | None:
+        self.asked += 1
+        return 1
+
+    def grant(self, worker: int, lease: Lease) -> None:
+        super().grant(worker, lease)
+        segment = Segment(0, lease.id, lease.start, lease.stop, Kind.NONE, ())
+        done = Done(0, lease.id, lease.stop, 0.01, False, segment, 0)
+        self.events += [(worker, done), (worker, Left()), (worker + 1, Joined())]
+
+    def wait(self, timeout: float) -> list[Any]:
+        events, self.events = self.events, []
+        return events
+
+
+def test_a_worker_that_has_left_is_not_asked_again() -> None:
+    job, team = Job(Source(torch.arange(300)), ChunkPlan(300, 1), len), Worn()
+    list(Driver(job, Collect(), team, CallbackList([]), row_bytes=8).run())
+    assert len(team.granted) == 300
+    assert team.asked < 3 * 300

@@ -29,6 +29,7 @@ from tdmap.runtime.wire.messages import (
     Failed,
     Grant,
     Joined,
+    Left,
     Lost,
     Message,
     Planned,
@@ -167,10 +168,10 @@ class ProcessWorkers(Workers):
             member.send_bytes(self._output)
 
     def limit(self, worker: int) -> int | None:
-        joined, most = self._joined.get(worker), self.pool.max_tasks_per_child
-        if joined is None or self.pool.is_worn(joined.member):
+        member, most = self._joined[worker].member, self.pool.max_tasks_per_child
+        if self.pool.is_worn(member):
             return 0
-        return None if most is None else most - joined.member.granted
+        return None if most is None else most - member.granted
 
     def grant(self, worker: int, lease: Lease) -> None:
         member = self._joined[worker].member
@@ -231,6 +232,7 @@ class ProcessWorkers(Workers):
                 self.pool.recycle(member)
                 self._forget(member)
                 self.pool.fill(self.size, self._forks)
+                events.append((member.number, Left()))
         return events
 
     def _event(self, member: PoolMember, message: Any) -> Message | None:

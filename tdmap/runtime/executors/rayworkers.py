@@ -131,7 +131,7 @@ class RayWorkers(ProcessWorkers):
         worker.begin()
 
     def limit(self, worker: int) -> int | None:
-        far = self._joined.get(worker)
+        far = self._joined[worker]
         if not isinstance(far, _FarWorker):
             return super().limit(worker)
         if far.travel.careful or self._job.policy.timeout is not None:

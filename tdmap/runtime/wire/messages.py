@@ -3,7 +3,7 @@
 driver ──► worker   Begin(job, payload)  Protect(...)  WriteTo(job, payload)  Planned(job, plan)
                     Grant(job, lease, start, stop)  Drop(job)
 worker ──► driver   Hello  Segment(...)  Done(...)  GaveBack(...)  Skipped(...)  Failed(...)  Refused(...)  Dropped(...)
-workers ─► driver   Joined, and Lost(...) when a pipe closes or a process ends
+workers ─► driver   Joined, Left, and Lost(...) when a pipe closes or a process ends
 """
 
 from __future__ import annotations
@@ -146,6 +146,10 @@ class Dropped(NamedTuple):
     job: int
 
 
+class Left(NamedTuple):
+    """A worker that had nothing to do has gone: it was worn out. Another one takes its place."""
+
+
 class Lost(NamedTuple):
     """A worker is gone."""
 
@@ -165,4 +169,4 @@ class Lost(NamedTuple):
     """Its function works in place, and the rows of the chunk could not be put back."""
 
 
-Message = Joined | Segment | Done | GaveBack | Skipped | Failed | Refused | Lost
+Message = Joined | Segment | Done | GaveBack | Skipped | Failed | Refused | Left | Lost
