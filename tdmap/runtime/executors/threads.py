@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,40 +18,48 @@ from tdmap.runtime.wire.messages import Failed, Joined, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sink import Sink
 
-
-def _serve(
-    number: int,
-    loop: ChunkLoop,
-    leases: queue.SimpleQueue[Lease | None],
-    inbox: queue.SimpleQueue[tuple[int, Message]],
-    torch_threads: int,
-    settings: ThreadSettings,
-) -> None:
-    """What each thread does; it does not know its `ThreadWorkers`, whose collection ends it."""
-    use_threads(torch_threads)
-    with torch.inference_mode(settings.inference):
-        settings.enter()
-        inbox.put((number, Joined()))
-        _run_leases(number, loop, leases, inbox)
+_Inbox: TypeAlias = "queue.SimpleQueue[tuple[int, Message]]"
 
 
-def _run_leases(
-    number: int,
-    loop: ChunkLoop,
-    leases: queue.SimpleQueue[Lease | None],
-    inbox: queue.SimpleQueue[tuple[int, Message]],
-) -> None:
-    while (lease := leases.get()) is not None:
-        try:
-            report = run_lease(loop, lease.id, lease.start, lease.stop)
-        except (
-            BaseException
-        ) as error:  # of the engine's own: without a message from here, the driver would wait for ever
-            chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
-            report = Failed(loop.job, lease.id, chunk, error, False)
-        inbox.put((number, report))
-        if isinstance(report, Failed):
-            return
+class _Thread(threading.Thread):
+    """One worker. It does not know its `ThreadWorkers`, whose collection ends it.
+
+    Args:
+        number: of the worker.
+        loop: its loop.
+        inbox: for its messages.
+        torch_threads: threads that torch uses in it.
+        settings: of the caller's thread.
+    """
+
+    def __init__(
+        self, number: int, loop: ChunkLoop, inbox: _Inbox, torch_threads: int, settings: ThreadSettings
+    ) -> None:
+        super().__init__(name=f"tdmap-{number}", daemon=True)
+        self.number, self.loop, self.inbox = number, loop, inbox
+        self.torch_threads, self.settings = torch_threads, settings
+        self.leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        """None at the end."""
+
+    def run(self) -> None:
+        use_threads(self.torch_threads)
+        with torch.inference_mode(self.settings.inference):
+            self.settings.enter()
+            self.inbox.put((self.number, Joined()))
+            self._run_leases()
+
+    def _run_leases(self) -> None:
+        loop = self.loop
+        while (lease := self.leases.get()) is not None:
+            try:
+                report = run_lease(loop, lease.id, lease.start, lease.stop)
+            except BaseException as error:
+                # Of the engine's own: without a message from here, the driver would wait for ever.
+                chunk = min(max(int(loop.control[at.COMMITTED]), lease.start), lease.stop - 1)
+                report = Failed(loop.job, lease.id, chunk, error, False)
+            self.inbox.put((self.number, report))
+            if isinstance(report, Failed):
+                return
 
 
 class ThreadWorkers(LocalWorkers):
@@ -71,9 +79,8 @@ class ThreadWorkers(LocalWorkers):
         self.size = num_workers
         self._worker_threads = worker_threads
         self._leave_seconds = leave_seconds
-        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
-        self._leases: list[queue.SimpleQueue[Lease | None]] = []
-        self._threads: list[threading.Thread] = []
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._threads: list[_Thread] = []
         self._streaming = False
 
     def open(self, sink: Sink[Any]) -> None:
@@ -81,16 +88,14 @@ class ThreadWorkers(LocalWorkers):
         inbox, settings = self._inbox, ThreadSettings.with_streams()
         for number in range(self.size):
             loop = self.add_loop(lambda message, number=number: inbox.put((number, message)))  # type: ignore[misc]
-            self._leases.append(queue.SimpleQueue())
-            work = number, loop, self._leases[number], inbox, self._worker_threads, settings
-            self._threads.append(threading.Thread(target=_serve, args=work, name=f"tdmap-{number}", daemon=True))
+            self._threads.append(_Thread(number, loop, inbox, self._worker_threads, settings))
         if sink.writer is not None:
             self.output(sink.writer)
         for thread in self._threads:
             thread.start()
 
     def grant(self, worker: int, lease: Lease) -> None:
-        self._leases[worker].put(lease)
+        self._threads[worker].leases.put(lease)
 
     def wait(self, timeout: float) -> list[tuple[int, Message]]:
         events = []
@@ -102,16 +107,15 @@ class ThreadWorkers(LocalWorkers):
             return events
 
     def revoke(self, worker: int) -> None:
-        self._loops[worker].control[at.GIVE_BACK] = 1
+        self._threads[worker].loop.control[at.GIVE_BACK] = 1
 
     def seat(self, worker: int) -> Seat:
         return Seat(worker, f"in thread {worker}")
 
     def _stop(self) -> None:
-        for loop in self._loops:
-            loop.control[at.CANCEL] = 1
-        for leases in self._leases:
-            leases.put(None)
+        for thread in self._threads:
+            thread.loop.control[at.CANCEL] = 1
+            thread.leases.put(None)
 
     def __del__(self) -> None:  # an exception from a signal handler has come before the job was closed
         self._stop()
