@@ -310,15 +310,17 @@ class RayPool(WorkerPool):
             if isinstance(member, RayMember):
                 member.transport = cluster.transport
 
-    def wait(self, timeout: float | None) -> list[PoolMember]:
-        found = super().wait(timeout)
-        if not found and not any(member.ready for member in self.members.values()):
+    def listen(self, timeout: float | None) -> Iterator[tuple[PoolMember, list[Any], bool]]:
+        heard = False
+        for news in super().listen(timeout):
+            heard = True
+            yield news
+        if not heard and not any(member.ready for member in self.members.values()):
             waited = time.monotonic() - self._waiting_since
             if waited > NODE_SECONDS:
                 self.cluster.slots()  # raises where no machine that is left has room for a worker
             if waited > self.cluster.start_timeout:
                 raise WorkerStartError(f"no worker has started within {waited:.0f} s. {self._why_not()}")
-        return found
 
     def has_lost_node(self, member: RayMember) -> bool:
         """Whether a member ended because its machine did; Ray may need a moment to notice."""

@@ -302,29 +302,15 @@ class WorkerPool:
         return member.close(kill)
 
     def listen(self, timeout: float | None) -> Iterator[tuple[PoolMember, list[Any], bool]]:
-        """Wait until members have sent something or ended, at most `timeout` seconds.
+        """Wait until members have been forked, have sent something or ended, at most `timeout` seconds.
 
         Yields:
-            Each of them, what it has sent, and whether it has ended. It sends nothing more then.
+            Each of them, what it has sent, and whether it has ended: then it sends nothing more.
 
         Raises:
             RuntimeError: the pool was closed, so that no worker is left to wait for.
             WorkerStartError: a worker could not be started.
         """
-        for member in self.wait(timeout):
-            messages: list[Any] = []
-            # Asked before reading: what a dead worker sent is all in the pipe by then. And it takes in the pid of a
-            # fork of the template, which comes before the first message.
-            ended = member.has_ended()
-            try:
-                for message in member.receive():
-                    messages.append(message)
-            except EOFError:
-                ended = True
-            yield member, messages, ended
-
-    def wait(self, timeout: float | None) -> list[PoolMember]:
-        """Members that have been forked, have sent something, or ended, within `timeout` seconds; see `listen`."""
         self.check_open()
         poller = select.poll()
         by_fd: dict[int, PoolMember] = {}
@@ -335,7 +321,17 @@ class WorkerPool:
                     poller.register(fd, select.POLLIN)
         events = poller.poll(None if timeout is None else max(timeout * 1000, 0))
         self.check_open()  # by another thread, meanwhile
-        return list({by_fd[fd].number: by_fd[fd] for fd, _ in events}.values())
+        for member in {by_fd[fd].number: by_fd[fd] for fd, _ in events}.values():
+            # Asked before reading: what a dead worker sent is all in the pipe by then. And it takes in the pid of a
+            # fork of the template, which comes before the first message.
+            ended = member.has_ended()
+            messages: list[Any] = []
+            try:
+                for message in member.receive():
+                    messages.append(message)
+            except EOFError:
+                ended = True
+            yield member, messages, ended
 
     def check_open(self) -> None:
         """Raise RuntimeError when the pool was closed, by a signal handler or another thread, under a job."""
