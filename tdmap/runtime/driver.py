@@ -290,23 +290,17 @@ class Driver:
         if not self._announced and self.sink.writer is not None:
             self.workers.output(self.sink.writer)
             self._announced = True
-        if self._fill_some(self._idle):
-            self._fill_some(self._hungry)
+        for worker in (*self._idle, *self._hungry):
+            more = self._fill(worker)
+            self._note(worker)
+            if not more:
+                break
         now = time.monotonic()
         for _ in range(min(len(self._idle), ASKED_AT_ONCE)):  # nothing is left: have others give some of theirs back
             straggler = self.scheduler.straggler(now)
             if straggler is None:
                 return
             self.workers.revoke(straggler.worker)
-
-    def _fill_some(self, workers: set[int]) -> bool:
-        """Give to these workers until there is nothing to give; whether there is."""
-        for worker in list(workers):
-            more = self._fill(worker)
-            self._note(worker)
-            if not more:
-                return False
-        return True
 
     def _note(self, worker: int) -> None:
         """Know how much a worker holds, after that has changed. Those who hold enough are not looked at every time."""
