@@ -74,8 +74,8 @@ class PoolMember:
         """Rows that it has done since it started."""
         self.closed = False
         self._owner = Owner()
-        self.started = self.heard = time.monotonic()
-        """`heard`: when it last sent something, or got work while it had none."""
+        self.heard = time.monotonic()
+        """When it last ended a lease, or got one while it had none."""
 
     @classmethod
     def started_by(cls, method: str, threads: int, idle_seconds: float) -> PoolMember:
