@@ -18,22 +18,18 @@ ROOT = HERE.parents[1]
 Run = Callable[..., str]
 
 
-def environment(compiled: Path) -> dict[str, str]:
-    """That of the jobs, which compile modules once for all of them."""
-    return {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-        "PYTHONPYCACHEPREFIX": str(compiled),
-        "PYTHONPATH": os.pathsep.join([str(HERE / "without"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(HERE / "without"), str(ROOT)]),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(HERE / "zygote.py")]
-    env, pipe = environment(tmp_path_factory.mktemp("compiled")), subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    command, pipe = [sys.executable, str(HERE / "zygote.py")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=ENVIRONMENT) as process:
         yield process
         process.stdin.close()
 
@@ -67,15 +63,15 @@ def test_a_system_that_lacks_one_thing_does_the_main_job(run: Run, without: str,
 
 
 def test_a_system_without_fork_starts_fresh_workers(run: Run) -> None:
-    assert "methods ('spawn',)" in run("fork")
+    assert "methods ('spawn',)" in run("fork", "--workers", "1")
 
 
 def test_a_system_without_sequenced_packets_has_no_template(run: Run) -> None:
-    assert "methods ('fork', 'spawn')" in run("seqpacket", "--method", "spawn")
+    assert "methods ('fork', 'spawn')" in run("seqpacket", "--method", "spawn", "--workers", "1")
 
 
 def test_a_machine_like_macos_does_the_main_job(run: Run) -> None:
-    assert "done" in run("macos", "--method", "spawn")
+    assert "done" in run("macos", "--method", "spawn", "--workers", "1")
 
 
 def test_without_files_in_memory_none_is_left_in_the_temporary_folder(run: Run, tmp_path: Path) -> None:
