@@ -1,10 +1,8 @@
 """Status files and `tdmap top`: real jobs in processes of their own, killed ones, and files that strangers wrote."""
 
-import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from tdmap.diagnostics import StatusFile, jobfiles, live
 from tdmap.diagnostics.jobfiles import JobStatus, WorkerStatus, read_jobs
 from tdmap.process_state import ProcessId
 from tests import interpreters
+from tests.terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -224,47 +223,18 @@ def test_what_is_seen_from_outside_makes_a_verdict(look, busy, said, status_fold
 
 def test_top_in_a_terminal_follows_a_job_and_leaves_on_ctrl_c(job):
     """In a pseudo-terminal, resized while it looks."""
-    import fcntl
-    import pty
-    import select
-    import struct
-    import termios
-
     process, folder, _ = job
     wait_for_job(folder, process)
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may ignore it
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "tdmap", "top", "--interval", "0.1"],
-            {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
-        )
-    seen = b""
-
-    def read_until(word: bytes) -> None:
-        nonlocal seen
-        deadline = time.monotonic() + 300
-        while word not in seen and time.monotonic() < deadline:
-            if select.select([terminal], [], [], 1)[0]:
-                seen += os.read(terminal, 65536)
-        assert word in seen, seen[-2000:]
-
+    run = Terminal(folder, 100, "top", "--interval", "0.1")
     try:
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        read_until(b"of 1,000 rows")
-        seen = b""
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 24, 0, 0))
-        read_until(b"1,000")
-        os.write(terminal, b"\x03")
-        with contextlib.suppress(
-            OSError
-        ):  # when it has gone; who reads nothing may keep it from writing its last words
-            while os.read(terminal, 65536):
-                pass
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        run.until("of 1,000 rows")
+        run.seen = b""
+        run.resize(24)
+        run.until("1,000")
+        run.type(b"\x03")
+        assert run.end() == 0
     finally:
-        os.close(terminal)
+        run.close()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
