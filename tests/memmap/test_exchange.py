@@ -127,7 +127,7 @@ def value_at(path: Path) -> int:
     return value
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 9])
 @pytest.mark.parametrize("save", SAVES)
 def test_killed_at_any_step_the_old_or_the_new_one_is_there(
     tmp_path: Path, save: Callable[[Path, int], None], every: int
@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_exchanged_stays_and_its_files_are_replaced(
         assert (path / "below" / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.soak), 9])
 @pytest.mark.parametrize("way", [user_file, mount_point])
 def test_file_by_file_a_kill_leaves_the_old_one_the_new_one_or_none(
     tmp_path: Path, way: Callable[..., None], every: int, monkeypatch: pytest.MonkeyPatch
