@@ -51,9 +51,9 @@ def test_an_iteration_goes_on_from_any_position(stages):
         states.append(json.dumps(elements.state_dict()))
         next(elements)
     states.append(json.dumps(elements.state_dict()))
-    for position, state in enumerate(states):
+    for position in range(0, len(states), max(len(wanted) // 6, 1)):
         later = pipeline.iter(num_workers=0)
-        later.load_state_dict(json.loads(state))
+        later.load_state_dict(json.loads(states[position]))
         assert oracle.numbers(itertools.islice(later, 1)) == wanted[position : position + 1]
         last = pipeline.iter(num_workers=0)
         last.load_state_dict(later.state_dict())
