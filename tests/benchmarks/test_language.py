@@ -6,10 +6,9 @@ import pytest
 
 from benchmarks import language
 
-pytest.importorskip("datasets")
-
 
 def test_both_libraries_give_the_same(tmp_path):
+    pytest.importorskip("datasets")
     lines = tmp_path / "lines.jsonl"
     language.make_whole_lines(lines, 0.1)
     ours, theirs = language.Ours(lines, tmp_path / "a", 2), language.Theirs(lines, tmp_path / "b", 2)
