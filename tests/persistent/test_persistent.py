@@ -1,6 +1,7 @@
 """Collections in HDF5 files and Zarr stores: what the reference package does with them, this one does."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -205,17 +206,16 @@ def contents(data: Any, library: Any, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 1)], ids=str)
-def test_each_library_reads_what_the_other_wrote(
-    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], backend: str
-) -> None:
-    value = (torch.arange(int(np.prod(shape))) % 3).view(shape).to(dtype)
+def test_each_library_reads_what_the_other_wrote(tmp_path: Path, dtype: torch.dtype, backend: str) -> None:
+    shapes = [(), (3,), (0, 2), (2, 3, 1)]
+    values = {str(shape): (torch.arange(math.prod(shape)) % 3).view(shape).to(dtype) for shape in shapes}
     for writer, reader in (LIBRARIES, LIBRARIES[::-1]):
         path = tmp_path / f"{writer.__name__}.{backend}"
-        written(writer.TensorDict({"x": value, "n": {"y": value}}), path).close()
+        written(writer.TensorDict({**values, "n": values}), path).close()
         data = opened(reader, path)
-        for found in (data["x"], data["n", "y"]):
-            assert found.dtype == dtype and torch.equal(found, value)
+        for name, value in values.items():
+            for found in (data[name], data["n", name]):
+                assert found.dtype == dtype and torch.equal(found, value), name
         data.close()
 
 
