@@ -176,8 +176,7 @@ def test_every_operation_gives_the_rows(data: Any, name: str, into: str, workers
         assert source._cells == {}  # no row of the source became an object
 
 
-@pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("data, kind, workers", sampled(2, LAYOUTS, KEYS, [0, 2]), indirect=["data"])
 def test_text_and_bytes_are_keys(data: Any, kind: str, workers: int) -> None:
     distinct = sorted(set(KINDS[kind]))
     unique = tdmap.unique(data, entry(kind), num_workers=workers)
@@ -430,12 +429,12 @@ def test_ranks_write_ragged_rows(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob(".tdmap/spill*"))
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_workers_of_another_library_send_ragged_rows(resume: bool, tmp_path: Path) -> None:
+def test_workers_of_another_library_send_ragged_rows(tmp_path: Path) -> None:
     with get_context("spawn").Pool(1) as pool:
-        tdmap.map(made(), same, out=tmp_path / "out", chunksize=50, pool=pool, resume=resume)
         assert rows_of(tdmap.map(made(), same, chunksize=50, pool=pool)) == expected(ALL)
-    assert rows_of(TensorDict.load_memmap(tmp_path / "out")) == expected(ALL)
+        for name, resume in (("once", False), ("resumable", True)):
+            tdmap.map(made(), same, out=tmp_path / name, chunksize=50, pool=pool, resume=resume)
+            assert rows_of(TensorDict.load_memmap(tmp_path / name)) == expected(ALL)
 
 
 DAMAGE: dict[str, tuple[str, int, bytes, str]] = {
@@ -447,7 +446,7 @@ DAMAGE: dict[str, tuple[str, int, bytes, str]] = {
 
 
 @pytest.mark.parametrize(
-    "damage, name, workers", sampled(2, DAMAGE, [name for name in OPERATIONS if name != "map, drop"], [0, 2])
+    "damage, name, workers", sampled(4, DAMAGE, [name for name in OPERATIONS if name != "map, drop"], [0, 2])
 )
 def test_damaged_rows_are_named_by_file_and_row(damage: str, name: str, workers: int, tmp_path: Path) -> None:
     file, at, content, message = DAMAGE[damage]
