@@ -339,7 +339,7 @@ def expected(name, run):
     return _expected[name]
 
 
-@pytest.mark.parametrize(("name", "setting", "workers"), sampled(5, OPERATIONS, SETTINGS, WORKERS))
+@pytest.mark.parametrize(("name", "setting", "workers"), sampled(6, OPERATIONS, SETTINGS, WORKERS))
 def test_an_operation_gives_the_same_bits_under_every_setting(name, workers, setting, data):
     wanted = expected(name, lambda: OPERATIONS[name](data, WORKERS["0 workers"]))
     with SETTINGS[setting]():
@@ -400,8 +400,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("workers", [*WORKERS, "forkserver"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name, workers", sampled(2, FUNCTIONS, [*WORKERS, "forkserver"]))
 @pytest.mark.filterwarnings("ignore::tdmap.errors.SkippedRows")
 def test_functions_see_the_default_device_of_the_caller(name, workers, data):
     options = WORKERS.get(workers, {"num_workers": 1, "mp_start_method": "forkserver"})
