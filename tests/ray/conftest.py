@@ -51,7 +51,8 @@ def cluster() -> Iterator[Any]:
     made, handler = None, signal.getsignal(signal.SIGTERM)
     try:
         with _keep_exit_handlers():
-            made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder, **small})
+            head = {"num_cpus": 2, "resources": {"mortal": 1}, "temp_dir": folder, **small}
+            made = Cluster(initialize_head=True, head_node_args=head)
             made.add_node(num_cpus=2, **small)
             ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
             yield made

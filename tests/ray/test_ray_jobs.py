@@ -327,25 +327,24 @@ def _slowly(chunk: Any) -> Any:
 
 @pytest.mark.parametrize("transport", [pytest.param("auto", marks=pytest.mark.soak), "store"])
 def test_killed_node_loses_no_rows_and_does_none_twice(cluster: Any, transport: str, tmp_path: Path) -> None:
-    """Two nodes that only these workers may use, of which one ends while it works."""
-    small = {"num_cpus": 0, "object_store_memory": 80 << 20}
-    nodes = [cluster.add_node(resources={transport: 1}, **small) for _ in range(2)]
-    killed: list[Any] = []
+    """Of the two nodes that have room for one of these workers each, the second ends while it works."""
+    node = cluster.add_node(resources={"mortal": 1}, num_cpus=0, object_store_memory=80 << 20)
+    worked: set[int] = set()
 
     class EndsNode(tdmap.events.Callback):
         def on_lease_done(self, event: tdmap.events.LeaseDone) -> None:
-            if not killed:
-                killed.append(nodes.pop())
-                cluster.remove_node(killed[0], allow_graceful=False)
+            worked.add(event.worker)
+            if len(worked) == 2 and node in cluster.worker_nodes:
+                cluster.remove_node(node, allow_graceful=False)
 
-    data = rows().memmap(tmp_path / "data")
-    where = RayCluster(num_cpus=0, resources={transport: 1}, transport=transport)
+    data, deaths = rows().memmap(tmp_path / "data"), Deaths()
+    where = RayCluster(num_cpus=0, resources={"mortal": 1}, transport=transport)
+    callbacks = [EndsNode(), deaths]
     try:
-        tdmap.map(data, slow_growth, out=data, chunksize=10, num_workers=2, executor=where, callbacks=[EndsNode()])
+        tdmap.map(data, slow_growth, out=data, chunksize=10, num_workers=2, executor=where, callbacks=callbacks)
     finally:
         tdmap.close_pools()
-        cluster.remove_node(nodes.pop(), allow_graceful=False)
-    assert len(killed) == 1
+    assert deaths.seen == 1 and node not in cluster.worker_nodes
     assert torch.equal(data["x"], torch.arange(ROWS).double() + 1)
 
 
