@@ -4,8 +4,6 @@ import io
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from tensordict_lite import TensorDict, lazy_stack
+from tests import interpreters
 from tests.memmap.trees import assert_entries, entries, leaves
 
 
@@ -63,9 +62,7 @@ def test_pickle_opens_in_a_program_that_knows_only_the_package(tmp_path: Path) -
     code = (
         "import pickle, sys; td = pickle.load(open(sys.argv[1], 'rb')); print(td['k4'].tolist(), td.is_consolidated())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x.pkl")], capture_output=True, text=True, check=True
-    )
+    done = interpreters.run(["-c", code, str(tmp_path / "x.pkl")], check=True)
     assert done.stdout.strip() == "[4, 4, 4] True"
 
 
@@ -79,10 +76,9 @@ def add_one(queue_in: Any, queue_out: Any) -> None:
         del td
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_queues_carry_one_storage_without_a_copy(tmp_path: Path, method: str) -> None:
+def test_queues_carry_one_storage_without_a_copy(tmp_path: Path) -> None:
     numbers().memmap(tmp_path / "x.tdz")
-    context = torch.multiprocessing.get_context(method)
+    context = torch.multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=add_one, args=(there, back), daemon=True)
     process.start()

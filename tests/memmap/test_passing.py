@@ -141,7 +141,9 @@ def check_arguments(values: list[Any], expected: list[str]) -> None:
 
 
 def test_arguments_of_a_process_may_be_dropped_before_it_has_begun() -> None:
-    values = [MADE[kind]() for kind in ("tree", "locked, shared objects", "nested tensor", "results of a map")]
+    values = [
+        MADE[kind]() for kind in ("tree", "locked, shared objects", "nested tensor", "results of a map", "consolidated")
+    ]
     expected = [told(value) for value in values]
     child = multiprocessing.get_context("spawn").Process(target=check_arguments, args=(values, expected))
     child.start()
