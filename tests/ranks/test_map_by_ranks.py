@@ -18,6 +18,7 @@ from tdmap.memory.folderlock import FolderLock
 from tdmap.output.outputfolder import OutputFolder
 from tdmap.run.status import describe, read_status
 from tensordict_lite import TensorDict, is_leaf_nontensor, tensorclass
+from tests import interpreters
 from tests.processes import forked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,18 +310,18 @@ def test_torchrun_with_a_rank_that_is_killed_and_resumed(data, tmp_path):
     data.memmap(tmp_path / "data")
     (tmp_path / "script.py").write_text(textwrap.dedent(TORCHRUN))
 
-    def torchrun() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "FOLDER": str(tmp_path), "PYTHONPATH": paths}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-
-    first = torchrun()
-    assert first.returncode != 0 and "Signal 9" in first.stderr + first.stdout, first.stderr
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "FOLDER": str(tmp_path), "PYTHONPATH": paths}
+    ranks = [
+        interpreters.Program(["script.py"], cwd=tmp_path, env={**env, "WORLD_SIZE": "2", "RANK": f"{rank}"})
+        for rank in range(2)
+    ]
+    assert [rank.wait(300) for rank in ranks] == [0, -signal.SIGKILL], [rank.communicate() for rank in ranks]
     assert not (tmp_path / "out" / "meta.json").exists()
     with pytest.raises(ShardsMissing):
         tdmap.merge_shards(tmp_path / "out")
-    second = torchrun()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
+    second = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert second.returncode == 0, second.stderr
     whole = tdmap.merge_shards(tmp_path / "out")
 
