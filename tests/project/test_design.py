@@ -24,8 +24,9 @@ def test_every_noun_of_the_glossary_lives_where_it_says(noun: str, module: str) 
 
 
 def test_every_file_that_keeps_state_for_its_process_is_listed() -> None:
-    texts = {path: (layers.ROOT / path).read_text() for path in layers.sources() if path.startswith("tdmap/")}
-    hooked = {path for path, text in texts.items() if re.search(r"register_at_fork\(|atexit\.register\(", text)}
+    texts = {path: path.read_text() for path in (layers.ROOT / "tdmap").rglob("*.py")}
+    hooks = {path for path, text in texts.items() if re.search(r"register_at_fork\(|atexit\.register\(", text)}
+    hooked = {path.relative_to(layers.ROOT).as_posix() for path in hooks}
     section = PAGE[PAGE.index("## State of the process") : PAGE.index("## Glossary")]
     assert set(re.findall(r"^\| `(tdmap/[\w/]+\.py)` \|", section, re.MULTILINE)) == hooked
 
