@@ -306,9 +306,8 @@ def test_workers_and_drivers_are_killed_at_random(name, output, seed, tmp_path):
     place, deaths, status = Place(name, output, tmp_path), 0, -1
     while status:
         chaos = AtRandom(1000 * seed + deaths)
-        with tuning.use(
-            near_bytes=(seed + NAMES.index(name)) % 2 << 20
-        ):  # the last job of some operations: by threads, or by workers
+        near_bytes = (seed + NAMES.index(name)) % 2 << 20  # the last job of some operations: by threads, or by workers
+        with tuning.use(near_bytes=near_bytes):
             status = in_child(lambda: place.call(num_workers=2, retries=1000, callbacks=[chaos]))  # noqa: B023
         assert status in (0, signal.SIGKILL)
         deaths += 1
