@@ -1,8 +1,10 @@
 """What every test area shares: quiet threads, a GPU gate, and a fixed seed."""
 
 import gc
+import multiprocessing
 import sys
 from collections.abc import Iterator
+from multiprocessing.pool import Pool
 from typing import Any
 
 import pytest
@@ -74,6 +76,13 @@ def _end_workers_at_the_end() -> Iterator[None]:
     if "tdmap" in sys.modules:  # many areas never import the engine
         sys.modules["tdmap"].close_pools()
     interpreters.close()
+
+
+@pytest.fixture(scope="session")
+def spawned() -> Iterator[Pool]:
+    """A pool of the standard library whose one process inherits nothing of this one."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import subprocess
 import textwrap
 import tracemalloc
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -429,12 +429,11 @@ def test_ranks_write_ragged_rows(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob(".tdmap/spill*"))
 
 
-def test_workers_of_another_library_send_ragged_rows(tmp_path: Path) -> None:
-    with get_context("spawn").Pool(1) as pool:
-        assert rows_of(tdmap.map(made(), same, chunksize=50, pool=pool)) == expected(ALL)
-        for name, resume in (("once", False), ("resumable", True)):
-            tdmap.map(made(), same, out=tmp_path / name, chunksize=50, pool=pool, resume=resume)
-            assert rows_of(TensorDict.load_memmap(tmp_path / name)) == expected(ALL)
+def test_workers_of_another_library_send_ragged_rows(spawned: Pool, tmp_path: Path) -> None:
+    assert rows_of(tdmap.map(made(), same, chunksize=50, pool=spawned)) == expected(ALL)
+    for name, resume in (("once", False), ("resumable", True)):
+        tdmap.map(made(), same, out=tmp_path / name, chunksize=50, pool=spawned, resume=resume)
+        assert rows_of(TensorDict.load_memmap(tmp_path / name)) == expected(ALL)
 
 
 DAMAGE: dict[str, tuple[str, int, bytes, str]] = {

@@ -1,9 +1,9 @@
 """Casts and moves: the memory of the origin, shared memory in another process, devices that are not there."""
 
 import gc
-import multiprocessing
 import pickle
 import weakref
+from multiprocessing.pool import Pool
 from typing import Any
 
 import pytest
@@ -43,11 +43,10 @@ def test_a_tree_without_entries_does_not_go_to_a_device_that_is_not_there() -> N
             move(TensorDict({}, [3]))
 
 
-def test_a_shared_tree_is_shared_in_the_process_that_receives_it() -> None:
+def test_a_shared_tree_is_shared_in_the_process_that_receives_it(spawned: Pool) -> None:
     td = TensorDict({"a": torch.zeros(3), "n": {"b": torch.zeros(3)}}, [3]).share_memory_()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for tree in (td, lazy_stack([td, td])):
-            assert pool.apply(_whether_shared, (tree,)) == (True, True)
+    for tree in (td, lazy_stack([td, td])):
+        assert spawned.apply(_whether_shared, (tree,)) == (True, True)
     assert not pickle.loads(pickle.dumps(td)).is_shared()  # a copy, in the memory of this process
 
 

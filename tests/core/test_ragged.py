@@ -1,7 +1,6 @@
 """Ragged entries: rows of different lengths over values and offsets, in memory, on disk and in other processes."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -34,13 +33,6 @@ KINDS: dict[str, list[Any]] = {
 }
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture(scope="module")
-def spawned() -> Iterator[Pool]:
-    """A process that inherits nothing of this one."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        yield pool
 
 
 def as_column(kind: str) -> Any:

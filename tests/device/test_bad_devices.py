@@ -1,6 +1,5 @@
 """What cannot work is refused when it is asked for, with what was found and what to do."""
 
-import multiprocessing
 from types import SimpleNamespace
 
 import pytest
@@ -125,10 +124,10 @@ def test_workers_that_use_a_device_are_spawned_unless_told_otherwise():
     assert placed([], CUDA).execution(Execution()).mp_start_method is None
 
 
-def test_a_foreign_pool_cannot_run_functions_on_a_device(data, monkeypatch):
+def test_a_foreign_pool_cannot_run_functions_on_a_device(data, monkeypatch, spawned):
     monkeypatch.setitem(device_module.LINKS, "mtia", FakeLink)
-    with multiprocessing.get_context("spawn").Pool(1) as pool, pytest.raises(ValueError, match="workers of tdmap"):
-        tdmap.map(data, lambda td: td, device="mtia", pool=pool)
+    with pytest.raises(ValueError, match="workers of tdmap"):
+        tdmap.map(data, lambda td: td, device="mtia", pool=spawned)
 
 
 def test_data_elsewhere_and_processes():

@@ -51,11 +51,9 @@ def test_every_operation_can_be_profiled(name, workers, tmp_path):
     assert "rows/s" in (tmp_path / "p.txt").read_text()
 
 
-def test_the_processes_of_a_foreign_pool_are_measured_too(data):
-    import multiprocessing
-
-    with multiprocessing.get_context("spawn").Pool(1) as pool, tdmap.Profiler() as prof:
-        data.map(add, pool=pool, chunksize=20)
+def test_the_processes_of_a_foreign_pool_are_measured_too(data, spawned):
+    with tdmap.Profiler() as prof:
+        data.map(add, pool=spawned, chunksize=20)
     (job,) = prof.jobs
     assert job.executor == "pool" and job.rows_here == 400 and job.total("cpu") > 0
 
