@@ -361,7 +361,7 @@ def fuzz(data: st.DataObject, root: Path) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-@settings(FUZZ, max_examples=120)
+@settings(FUZZ, max_examples=60)
 @given(data=st.data())
 def test_fuzzed_folders_load_whole_or_not_at_all(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     fuzz(data, tmp_path_factory.mktemp("fuzz"))
