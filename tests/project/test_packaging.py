@@ -109,9 +109,11 @@ def test_names_are_imported_when_they_are_asked_for() -> None:
         "offered = {name for name in dir(tdmap) if not name.startswith('_')}\n"
         "print(*[name for name in tdmap.__all__ if name not in offered or getattr(tdmap, name, None) is None])\n"
         "print(hasattr(tdmap, 'sorted'), tdmap.sort is tdmap.ops.sort.sort, tdmap.datasets.__name__)\n"
+        "import tdmap.runtime.executors.rayworkers\n"
+        "print('ray' in sys.modules)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout.splitlines() == ["", "", "False True tdmap.datasets"]
+    assert ran.stdout.splitlines() == ["", "", "False True tdmap.datasets", "False"]
 
 
 def test_the_command_shows_its_help_without_torch() -> None:
