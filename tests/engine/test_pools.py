@@ -51,30 +51,6 @@ def test_a_pool_of_ones_own():
         tdmap.map(torch.zeros(4), pid_of, pool=pool)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_come_up_while_the_program_goes_on(method):
-    tdmap.close_pools()
-    with tdmap.WorkerPool(1, method) as pool:
-        pool.warm_up(wait=False)
-        stats = pool.stats()
-        assert stats["alive"] == 1 and len(stats["pids"]) == (method != "forkserver")  # its pid is known when it is
-        pool.warm_up(wait=False)  # on their way already
-        x = torch.arange(7)
-        assert torch.equal(tdmap.map(x, lambda part: part + 1, pool=pool, chunksize=2), x + 1)
-        assert pool.stats()["started"] == 1
-
-
-def test_to_warm_up_a_pool_at_work_does_not_wait_for_it():
-    with tdmap.WorkerPool(1) as pool:
-        rows = tdmap.map_iter(torch.arange(4), lambda part: part, pool=pool, chunksize=1)
-        first = next(rows)
-        pool.warm_up(wait=False)
-        assert pool.stats()["started"] == 1
-        assert torch.equal(torch.cat([first, *rows]), torch.arange(4))
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.warm_up(wait=False)
-
-
 class Watchful:
     """A function that notes, when it is packed, how many workers have been forked."""
 
@@ -89,24 +65,41 @@ class Watchful:
         return Watchful, (None,)
 
 
-def test_the_job_is_packed_while_the_template_starts():
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_come_up_while_the_program_goes_on(method):
     tdmap.close_pools()
-    x = torch.arange(7)
-    with tdmap.WorkerPool(2, "forkserver") as pool:
-        fn = Watchful(pool)
+    with tdmap.WorkerPool(1, method) as pool:
+        pool.warm_up(wait=False)
+        stats = pool.stats()
+        assert stats["alive"] == 1 and len(stats["pids"]) == (method != "forkserver")  # its pid is known when it is
+        pool.warm_up(wait=False)  # on their way already
+        x, fn = torch.arange(7), Watchful(pool)
         for _ in range(2):
             assert torch.equal(tdmap.map(x, fn, pool=pool, chunksize=2), x * 2)
-    assert fn.forked[0] == 0 and fn.forked[-1] == 2
+        assert pool.stats()["started"] == 1
+    # The job was packed while the template started.
+    assert fn.forked[0] == (method != "forkserver") and fn.forked[-1] == 1
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["closed", "collected"])
-def test_a_pool_ends_before_its_workers_are_forked(waits):
+def test_to_warm_up_a_pool_at_work_does_not_wait_for_it():
+    with tdmap.WorkerPool(1) as pool:
+        rows = tdmap.map_iter(torch.arange(4), lambda part: part, pool=pool, chunksize=1)
+        first = next(rows)
+        pool.warm_up(wait=False)
+        assert pool.stats()["started"] == 1
+        assert torch.equal(torch.cat([first, *rows]), torch.arange(4))
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.warm_up(wait=False)
+
+
+def test_pools_that_are_closed_or_collected_end_before_their_workers_are_forked():
     tdmap.close_pools()
-    pool = tdmap.WorkerPool(2, "forkserver")
-    pool.warm_up(wait=False)
-    if waits:
-        pool.close()
-    del pool
+    # Idle workers would leave by themselves.
+    closed, collected = (tdmap.WorkerPool(2, "forkserver", idle_seconds=1e6) for _ in range(2))
+    for pool in (closed, collected):
+        pool.warm_up(wait=False)
+    closed.close()
+    del pool, collected
     with tdmap.WorkerPool(1, "forkserver") as other:
         other.warm_up()
         (pid,) = other.stats()["pids"]
