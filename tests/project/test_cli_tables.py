@@ -156,7 +156,7 @@ WRITERS = {
 OPTIONS = ["", "--rows-per-shard 7", "--resume", "URL", "URL --rows-per-shard 7"]
 
 
-@pytest.mark.parametrize("line, options, source", sampled(2, WRITERS, OPTIONS, ["cities", "parts/0 parts/1 parts/2"]))
+@pytest.mark.parametrize("line, options, source", sampled(4, WRITERS, OPTIONS, ["cities", "parts/0 parts/1 parts/2"]))
 def test_text_and_lists_are_written_with_every_option(line, options, source, run, tmp_path):
     if " " in source:
         parts = tdmap.open(sorted(Path("parts").iterdir()))
