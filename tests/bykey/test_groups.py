@@ -113,7 +113,7 @@ def test_workers_give_the_same_bits(kind: str, way: str) -> None:
     with tuning.use(**WAYS[way]):
         groups = tdmap.group_by(data, ("in", "key"))
         alone = groups.reduce(reducers, num_workers=0, chunksize=300)
-        for workers in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 2, "executor": "thread"}):
+        for workers in ({"num_workers": 2}, {"num_workers": 2, "executor": "thread"}):
             found = groups.reduce(reducers, chunksize=300, **workers)
             check(found, frame)
             for name in ("var", "std"):
