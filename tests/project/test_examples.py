@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[2]
         ),
         ("train_images.py", ["--files", "300", "--epochs", "2"], "checked: the run that was killed in mid-epoch"),
         ("language_data.py", ["--megabytes", "4"], "checked: plain Python gives the same rows, tokens and statistics"),
-        ("reward_pairs.py", ["--pairs", "400"], "checked: the preferred answer gets the higher score"),
+        (
+            "reward_pairs.py",
+            ["--pairs", "400", "--workers", "0"],
+            "checked: the preferred answer gets the higher score",
+        ),
         ("tensorclass_images.py", ["--images", "50"], "MyData("),
         ("word_count.py", ["--megabytes", "0.3"], "checked: a plain Counter gives the same numbers"),
     ],
