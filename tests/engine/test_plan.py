@@ -1,48 +1,56 @@
-"""Rows to chunks."""
+"""Rows to chunks, as `map_iter` hands them to a function."""
+
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdmap.plan import CACHE_BYTES, MIN_CHUNKS, ChunkPlan, default_chunk_size, make_plan
+import tdmap
+from tensordict_lite import TensorDict
 
 
-@given(length=st.integers(0, 500), size=st.integers(1, 600))
-def test_chunks_cover_every_row_once_and_in_order(length, size):
-    plan = ChunkPlan(length, size)
-    rows = [row for chunk in range(plan.num_chunks) for row in range(*plan.rows(chunk))]
-    assert rows == list(range(length))
-    assert all(plan.count(chunk, chunk + 1) <= size for chunk in range(plan.num_chunks))
+def chunks_of(rows: int, **options: Any) -> list[torch.Tensor]:
+    return list(tdmap.map_iter(torch.arange(rows), torch.clone, num_workers=0, **options))
 
 
-@given(length=st.integers(1, 500), num_chunks=st.integers(1, 600))
-def test_num_chunks_cuts_as_torch_chunk_does(length, num_chunks):
-    import torch
+def same(found: list[torch.Tensor], wanted: Any) -> bool:
+    return [chunk.tolist() for chunk in found] == [part.tolist() for part in wanted]
 
-    plan = make_plan(length, num_chunks=num_chunks)
-    expected = [len(part) for part in torch.arange(length).chunk(num_chunks)]
-    assert [plan.count(k, k + 1) for k in range(plan.num_chunks)] == expected
+
+@given(rows=st.integers(1, 500), size=st.integers(1, 600))
+def test_chunks_cover_every_row_once_and_in_order(rows, size):
+    assert same(chunks_of(rows, chunksize=size), torch.arange(rows).split(size))
+
+
+@given(rows=st.integers(1, 500), number=st.integers(1, 600))
+def test_num_chunks_cuts_as_torch_chunk_does(rows, number):
+    assert same(chunks_of(rows, num_chunks=number), torch.arange(rows).chunk(number))
 
 
 @pytest.mark.parametrize("options", [{"chunksize": -1}, {"chunksize": 1.5}, {"num_chunks": 0}, {"chunksize": True}])
 def test_sizes_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"chunksize|num_chunks"):
-        make_plan(10, **options)
+        chunks_of(10, **options)
 
 
 def test_chunksize_zero_unbinds():
-    plan = make_plan(4, chunksize=0)
-    assert (plan.size, plan.unbind, plan.num_chunks) == (1, True, 4)
+    assert same(chunks_of(4, chunksize=0), torch.arange(4).unbind())
 
 
-def test_default_size_fills_the_cache_and_not_more():
-    size = default_chunk_size(10**6, row_bytes=3072 * 5)
-    assert CACHE_BYTES / 2 < size * 3072 * 5 <= CACHE_BYTES
+def test_small_data_are_cut_into_chunks_for_many_workers():
+    assert len(chunks_of(1000)) > 60
 
 
-def test_default_size_of_small_data_leaves_work_for_many_workers():
-    assert make_plan(1000, row_bytes=8).num_chunks >= MIN_CHUNKS - 1
+@pytest.mark.parametrize("rows, row_bytes, fewest, most", [(40_000, 3072, 171, 341), (10, 4 << 20, 1, 1)])
+def test_a_chunk_fills_a_mebibyte_and_not_more_or_is_one_row(rows, row_bytes, fewest, most):
+    data = TensorDict({"x": torch.zeros(1, row_bytes, dtype=torch.uint8).expand(rows, -1)}, [rows])
+    out, seen = TensorDict({"y": torch.zeros(rows, dtype=torch.uint8)}, [rows]), []
 
+    def first(chunk):
+        seen.append(len(chunk))
+        return TensorDict({"y": chunk["x"][:, 0]}, chunk.batch_size)
 
-def test_default_size_of_huge_rows_is_one_row():
-    assert default_chunk_size(10, row_bytes=10**9) == 1
+    tdmap.map(data, first, out=out, num_workers=0)
+    assert fewest <= max(seen) <= most
