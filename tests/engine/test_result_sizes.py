@@ -92,7 +92,7 @@ def test_small_results_of_large_rows_make_larger_chunks(name, log, tmp_path):
 @pytest.mark.parametrize(
     "name, kind",
     [
-        *((name, "tensors") for name in OPERATIONS if name != "iter of late batches"),
+        *((name, "tensors") for name in ("map", "map, dropping", "map_iter", "flat_map", "collect", "write filtered")),
         *product(["map", "collect"], ["nested", "shards"]),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_first_chunk_that_comes_last_settles_the_same_chunks(call, words, inde
 
 
 def test_the_arithmetic_of_a_plan_with_small_first_chunks():
-    for length in range(0, 400, 19):
+    for length in (0, 1, 3, 4, 5, 17, 60, 61, 203, 399):
         for size in (1, 3, 4, 50, 1000):
             for lead in (0, 1, 4):
                 plan = ChunkPlan(length, size, lead=lead)
