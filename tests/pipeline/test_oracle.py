@@ -41,7 +41,7 @@ def test_collect_and_write_give_all_rows(tmp_path_factory, stages):
     assert pipeline.write(folder, num_workers=0)["x"].tolist() == wanted
 
 
-@settings(relaxed, max_examples=20)
+@settings(relaxed, max_examples=60)
 @given(oracle.chains())
 def test_an_iteration_goes_on_from_any_position(stages):
     pipeline = oracle.apply(oracle.dataset().pipeline(), stages)
