@@ -12,6 +12,8 @@ import tdmap
 from tensordict_lite import TensorDict
 
 POOL = "a pool of the standard library"
+WORKERS = ("here", "threads", "fork", "forkserver", POOL)
+"""The parameters of `workers`."""
 
 
 @contextlib.contextmanager
@@ -39,7 +41,7 @@ def run(request: pytest.FixtureRequest) -> Callable[..., Any]:
     )
 
 
-@pytest.fixture(scope="module", params=["here", "threads", "fork", "forkserver", POOL])
+@pytest.fixture(scope="module", params=WORKERS)
 def workers(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """Options of each way to run functions."""
     if request.param == POOL:
