@@ -21,11 +21,17 @@ def pid_of(x):
     return torch.full((len(x),), os.getpid())
 
 
+def has_ended(pid):
+    """A zombie has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def gone(pids):
-    """Whether all these processes end (a zombie has ended)."""
-    return comes_true(
-        lambda: all(not psutil.pid_exists(p) or psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in pids)
-    )
+    """Whether all these processes end."""
+    return comes_true(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.parametrize("method", [None, "forkserver"])
