@@ -61,15 +61,14 @@ def test_rows_of_every_kind_come_back(kind: Any, bucket: str, options: dict[str,
     assert same(torch.cat(list(tdmap.map_iter(data, keep, num_workers=0, chunksize=5))), rows)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_operations_over_a_store(url: str, options: dict[str, Any], workers: int, tmp_path: Path) -> None:
+def test_operations_over_a_store(url: str, options: dict[str, Any], tmp_path: Path) -> None:
     data, whole = tdmap.open(url, storage_options=options), numbers(0, 50)
-    assert same(tdmap.map(data, double, num_workers=workers, chunksize=4), double(whole))
-    assert same(tdmap.filter(data, lambda c: c["x"] % 3 == 0, num_workers=workers), whole[::3])
-    assert same(tdmap.shuffle(data, seed=1, num_workers=workers), tdmap.shuffle(whole, seed=1, num_workers=0))
-    assert same(tdmap.sort(data, ("n", "m", "z"), num_workers=workers, out=tmp_path / "sorted"), whole.flip(0))
+    assert same(tdmap.map(data, double, num_workers=2, chunksize=4), double(whole))
+    assert same(tdmap.filter(data, lambda c: c["x"] % 3 == 0, num_workers=2), whole[::3])
+    assert same(tdmap.shuffle(data, seed=1, num_workers=2), tdmap.shuffle(whole, seed=1, num_workers=0))
+    assert same(tdmap.sort(data, ("n", "m", "z"), num_workers=2, out=tmp_path / "sorted"), whole.flip(0))
     sevens = [f"{row % 7}" for row in range(50)]
-    by_word = tdmap.sort(data, lambda rows: [f"{x % 7}" for x in rows["x"].tolist()], num_workers=workers)
+    by_word = tdmap.sort(data, lambda rows: [f"{x % 7}" for x in rows["x"].tolist()], num_workers=2)
     assert same(by_word, whole[sorted(range(50), key=sevens.__getitem__)])
 
 
