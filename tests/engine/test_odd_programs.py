@@ -106,7 +106,7 @@ with DatasetWriter({str(tmp_path / "data")!r}) as writer:
 """
     child = interpreters.Program(["-c", append])
     try:
-        for _ in range(4):
+        for _ in range(2):
             for options in ({"num_workers": 2}, {"num_workers": 2, "mp_start_method": "spawn"}, {"executor": "thread"}):
                 assert tdmap.map(data, lambda c: c, **options)["x"].tolist() == [*range(50)]
             now = TensorDict.load_memmap(tmp_path / "data")  # whole appends, never a part of one
