@@ -16,6 +16,7 @@ from tests import interpreters
 from tests.cells.operations import OPERATIONS as CELLS
 from tests.cells.operations import resumable
 from tests.processes import meanwhile
+from tests.products import sampled
 
 
 def table() -> TensorDict:
@@ -72,11 +73,7 @@ def test_a_dataset_whose_run_was_killed_while_it_moved_its_files_is_replaced(nam
     assert tree(out) == tree(tmp_path / "fresh")
 
 
-SHARDS = pytest.mark.parametrize("shards", [{}, {"rows_per_shard": 5}], ids=["folder", "shards"])
-
-
-@SHARDS
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name, shards", sampled(2, OPERATIONS, [{}, {"rows_per_shard": 5}]))
 def test_two_calls_that_replace_one_dataset_do_not_disturb_each_other(
     name: str, shards: dict[str, int], tmp_path: Path
 ) -> None:
@@ -98,8 +95,7 @@ def test_two_calls_that_replace_one_dataset_do_not_disturb_each_other(
     assert sorted(os.listdir(tmp_path)) == ["fresh", "out"]
 
 
-@SHARDS
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name, shards", sampled(2, OPERATIONS, [{}, {"rows_per_shard": 5}]))
 def test_the_folder_that_is_read_is_not_replaced(name: str, shards: dict[str, int], tmp_path: Path) -> None:
     data = table().memmap(tmp_path / "above" / "data")
     (tmp_path / "link").symlink_to("above/data")
