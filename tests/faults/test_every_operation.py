@@ -134,7 +134,7 @@ OTHERS = [*((name, "folder") for name in VARIANTS), *BY_THREADS]
 def test_a_driver_is_killed_twice(name, output, tmp_path):
     place, number = Place(name, output, tmp_path), 13 + [*NAMES, *VARIANTS].index(name)
     while kill_twice(place, number):
-        number *= 6
+        number *= 10
 
 
 @pytest.mark.soak
