@@ -78,7 +78,7 @@ def outcome(*args: Any, **options: Any) -> Any:
     return to_arrow(data, nulls=options.get("nulls")), [str(key) for key in data.keys(True, True)], shown
 
 
-@pytest.mark.parametrize("name, option, workers", sampled(5, FILES, OPTIONS, WORKERS))
+@pytest.mark.parametrize("name, option, workers", sampled(7, FILES, OPTIONS, WORKERS))
 def test_workers_read_what_a_stream_reads(name: str, option: str, workers: str, tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.jsonl" for number in range(len(FILES[name]))]
     for file, content in zip(files, FILES[name], strict=True):
