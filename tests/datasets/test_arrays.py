@@ -213,7 +213,7 @@ def test_times_that_are_too_large_are_refused_and_nat_is_null(tmp_path: Path, en
 @pytest.mark.parametrize("order", ["C", "F"])
 @tuning.use(read_bytes=1 << 18)
 def test_an_npz_file_is_read_some_rows_at_a_time(tmp_path: Path, order: Any) -> None:
-    rows = np.arange(1 << 16, dtype=np.int64).reshape(-1, 1) + np.zeros((1, 64), np.int64)
+    rows = np.arange(1 << 14, dtype=np.int64).reshape(-1, 1) + np.zeros((1, 64), np.int64)
     np.savez_compressed(tmp_path / "x.npz", x=np.asarray(rows, order=order), y=rows[:, 0].astype(str))
     size, start = rows.nbytes, 0
     del rows
@@ -224,7 +224,7 @@ def test_an_npz_file_is_read_some_rows_at_a_time(tmp_path: Path, order: Any) -> 
             assert torch.equal(part.columns["x",], torch.arange(start, stop).reshape(-1, 1).expand(-1, 64))
             assert part.columns["y",].tolist() == [str(row) for row in range(start, stop)]
             start = stop
-        assert start == 1 << 16 and tracemalloc.get_traced_memory()[1] < size // 4
+        assert start == 1 << 14 and tracemalloc.get_traced_memory()[1] < size // 4
     finally:
         tracemalloc.stop()
 
