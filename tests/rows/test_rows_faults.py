@@ -47,7 +47,7 @@ def test_a_bucket_that_is_half_written_is_fetched_again(to, tmp_path, monkeypatc
 
     monkeypatch.setattr(rowfiles.RowFiles, "write", torn)
     monkeypatch.setattr(scatter._Settle, "_settle", settled)
-    for number in range(1, 3 * columns + 1, 4):
+    for number in range(1, 3 * columns + 1, 7):
         deadly.value, seen.value = number, 0
         given = tdmap.shuffle(data, 1, num_workers=0, method="gather")
         out = {"memory": None, "folder": tmp_path / str(number), "given": given}[to]
