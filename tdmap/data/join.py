@@ -63,8 +63,6 @@ def allocate_like(result: Data, plan: ChunkPlan, allocate: Callable[[torch.dtype
 def join(parts: list[Any], plan: ChunkPlan) -> Data:
     """Results in order as one value: concatenated along the plan's dimension, or stacked when it unbinds.
 
-    Collections of single rows that differ only in shape become a lazy stack.
-
     Raises:
         TypeError: a result is neither a tensor nor a collection.
     """
@@ -79,19 +77,16 @@ def join(parts: list[Any], plan: ChunkPlan) -> Data:
         return parts[0]
     if plan.unbind:
         if not any(map(has_ragged_row, parts)):
-            return stack_rows(parts, plan.dim)
+            return torch.stack(parts, plan.dim)
         parts = [as_chunk(part, plan.dim) for part in parts]
     return torch.cat(parts, plan.dim)
 
 
-def stack_rows(rows: list[Any], dim: int) -> Data:
-    """Results of single rows, stacked; collections that differ only in shape as a lazy stack."""
-    try:
-        return torch.stack(rows, dim)
-    except RuntimeError:
-        if isinstance(rows[0], Tensor) or any(_outline(row) != _outline(rows[0]) for row in rows):
-            raise
-        return lazy_stack(rows, dim)
+def stack_unlike(rows: list[Any], dim: int) -> Data | None:
+    """A lazy stack of collections that differ only in shape; None of others."""
+    if isinstance(rows[0], Tensor) or any(_outline(row) != _outline(rows[0]) for row in rows):
+        return None
+    return lazy_stack(rows, dim)
 
 
 def _outline(row: Data) -> Any:

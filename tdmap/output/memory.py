@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tdmap.data.alike import describe_difference, not_alike
-from tdmap.data.join import allocate_like, gatherable, join, joinable, stack_rows
+from tdmap.data.join import allocate_like, gatherable, join, joinable, stack_unlike
 from tdmap.data.kinds import Data, KeyPath, is_data, stored_leaves, tensors_of
 from tdmap.data.objects import (
     ObjectColumns,
@@ -126,12 +126,15 @@ class Gather(Sink[Any]):
         if not parts:
             return None
         plan = self._plan
-        if not (plan.unbind and self._written):
-            return join(parts, plan)
+        as_chunks = plan.unbind and self._written
         try:
-            return join(parts, ChunkPlan(plan.length, plan.size, plan.dim))
+            return join(parts, ChunkPlan(plan.length, plan.size, plan.dim) if as_chunks else plan)
         except RuntimeError:
-            return stack_rows([row for part in parts for row in part.unbind(plan.dim)], plan.dim)
+            rows = [row for part in parts for row in part.unbind(plan.dim)] if as_chunks else parts
+            found = stack_unlike(rows, plan.dim) if plan.unbind else None
+            if found is None:
+                raise
+            return found
 
     def _warn_of_none(self) -> None:
         spans = sorted(self._plan.span(start, stop) for start, stop in self._none)
