@@ -107,7 +107,7 @@ class Scheduler:
         num_chunks: chunks of the job.
         num_workers: workers that will ask for leases; only a hint for sizing.
         policy: the knobs.
-        committed: ranges that an earlier run has committed already.
+        committed: chunks that an earlier run has committed already, as `merge_ranges` gives them.
         borders: chunks, ascending, at which leases end.
         blocks: chunks, ascending, up to which leases go on where they may.
 
@@ -151,15 +151,12 @@ class Scheduler:
         self._cancelled = False
         self._failed = NO_LIMIT
         position = 0
-        for start, stop in sorted(committed):
-            if start > position:
-                self._put_back(position, start)
-            if stop > start:
-                self._done.add(start, stop)
-                self.committed += stop - start
-            position = max(position, stop)
-        if position < num_chunks:
-            self._put_back(position, num_chunks)
+        for start, stop in committed:
+            self._put_back(position, start)
+            self._done.add(start, stop)
+            self.committed += stop - start
+            position = stop
+        self._put_back(position, num_chunks)
 
     # -- what the driver asks ----------------------------------------------------------------------
 
@@ -363,8 +360,7 @@ class Scheduler:
         return self._released >= self._failed or not self._leases
 
     def _end(self, lease: Lease) -> None:
-        if lease.cursor < lease.stop:
-            self._put_back(lease.cursor, lease.stop)
+        self._put_back(lease.cursor, lease.stop)
         del self._leases[lease.id]
         held = self._held.get(lease.worker)
         if held is not None:
@@ -373,6 +369,7 @@ class Scheduler:
                 del self._held[lease.worker]
 
     def _put_back(self, start: int, stop: int) -> None:
+        """Queue the chunks `start..stop`, if there are any."""
         if stop > start:
             heapq.heappush(self._pending, (start, stop))
             self._pending_count += stop - start

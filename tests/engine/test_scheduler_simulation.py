@@ -331,11 +331,6 @@ def test_blocks_end_where_the_consumer_lags_behind():
     assert scheduler.lease(0, now=0.0).stop == 6
 
 
-def test_ranges_of_earlier_sessions_may_overlap():
-    scheduler = Scheduler(10, num_workers=1, committed=[(0, 6), (2, 4)])
-    assert scheduler.pending == 4 and leased(scheduler)[0][0] == 6
-
-
 def test_no_answer_about_a_lease_reaches_beyond_it():
     scheduler = Scheduler(100, num_workers=1)
     scheduler.done(scheduler.lease(0, now=0.0).id, 1, 0.0, 0.0)
