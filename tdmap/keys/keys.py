@@ -121,7 +121,7 @@ def _column(chunk: Data, name: Key) -> Any:
         return value
     if is_ragged(value) and value.kind == "tensor":
         raise TypeError(f"the key {name!r} holds rows of numbers of different lengths, which cannot be a key.")
-    if is_data(value) and getattr(value, "tolist", None) is not None and not isinstance(value, Tensor):
+    if is_data(value) and getattr(value, "tolist", None) is not None:
         return strings_of(value.tolist(), f"the key {name!r}")
     return value
 
