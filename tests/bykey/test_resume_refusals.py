@@ -85,11 +85,15 @@ def test_another_call_is_refused_and_told_apart(changed, said, data, tmp_path):
     assert torch.equal(sort(data, tmp_path / "out")["x"], torch.arange(ROWS))
 
 
-def test_another_reducer_or_second_dataset_is_refused(data, tmp_path):
+def test_another_reducer_key_function_or_second_dataset_is_refused(data, tmp_path):
     groups, out = tdmap.group_by(data, "b"), tmp_path / "out"
     groups.reduce({"s": Sum("v")}, out=out, resume=True, num_workers=0)
     with pytest.raises(ResumeMismatch, match=r"result of another run(.|\n)*differs in: reducers 's'"):
         groups.reduce({"s": Sum("x")}, out=out, resume=True, num_workers=0)
+    counted = {"out": tmp_path / "counted", "resume": True, "num_workers": 0}
+    tdmap.group_by(data, lambda chunk: chunk["x"] % 3).reduce(Count(), **counted)
+    with pytest.raises(ResumeMismatch, match=r"result of another run(.|\n)*differs in: key function"):
+        tdmap.group_by(data, lambda chunk: chunk["x"] % 5).reduce(Count(), **counted)
     b = TensorDict({"b": torch.arange(3), "y": torch.arange(3)}, [3])
     tdmap.join(data, b, "b", out=tmp_path / "joined", resume=True, num_workers=0)
     b["y"][1] = 7

@@ -288,19 +288,19 @@ def test_a_child_that_leaves_the_function_by_an_exception_puts_no_rows_back(tmp_
             pid = os.fork()
             if pid == 0:
                 how()
-            status[0] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            c[:, 2] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         c[:, 0].add_(1)
     def boom():
         raise ValueError("in the child")
-    status = torch.zeros(1).share_memory_()
     for executor in ("process", "thread"):
         for on_error in ("raise", "skip"):
-            for how, code in ((lambda: sys.exit(3), 3), (boom, 1)):
-                shared = torch.zeros(40, 2, dtype=torch.int64).share_memory_()
+            for how, code in ((lambda: sys.exit(3), 3), (lambda: sys.exit("said"), 1), (sys.exit, 0), (boom, 1)):
+                shared = torch.zeros(40, 3, dtype=torch.int64).share_memory_()
                 shared[:, 1] = torch.arange(40)
                 options = dict(chunksize=10, num_workers=2, executor=executor, on_error=on_error)
                 tdmap.map(shared, change, out=shared, **options)
                 assert shared[:, 0].unique().tolist() == [2], (executor, on_error, code)
+                assert shared[20:30, 2].unique().tolist() == [code], (executor, on_error, code)
                 print("ok")
     """
-    assert program(tmp_path, code) == ["ok"] * 8
+    assert program(tmp_path, code) == ["ok"] * 16
