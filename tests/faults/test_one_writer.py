@@ -378,6 +378,33 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypat
     assert torch.equal(tdmap.map(make(), same, out=out, num_workers=0, resume=True)["x"], make()["x"])
 
 
+class AddsWithoutLocks:
+    """Adds one to rows, in workers where files cannot be locked."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        def refuse(descriptor: int, operation: int) -> None:
+            raise OSError(state["error"], "no lock")
+
+        fcntl.flock = refuse
+
+    def __call__(self, rows: TensorDict) -> None:
+        rows["x"].add_(1)
+
+
+def test_workers_that_cannot_lock_write_in_place_only_where_there_are_no_locks(tmp_path):
+    data = make().memmap(tmp_path / "d")
+    options = {"out": data, "resume": True}
+    with tdmap.WorkerPool(1) as pool, pytest.raises(OSError, match="no lock"):
+        tdmap.map(data, AddsWithoutLocks(errno.EIO), pool=pool, **options)
+    assert (data == make()).all()
+    with tdmap.WorkerPool(1) as pool:
+        tdmap.map(data, AddsWithoutLocks(errno.ENOLCK), pool=pool, **options)
+    assert torch.equal(TensorDict.load_memmap(tmp_path / "d")["x"], make()["x"] + 1)
+
+
 # -- what is in the way -----------------------------------------------------------------------------------
 
 
