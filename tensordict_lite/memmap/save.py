@@ -432,15 +432,13 @@ def _write_leaf(root: str, leaf: Leaf) -> None:
 
 
 def _reserve_leaf(root: str, leaf: Leaf) -> None:
-    path, nbytes = f"{root}/{leaf.file}", leaf.nbytes
+    path = f"{root}/{leaf.file}"
     if leaf.tensor.is_nested:
-        shapes = nested.sizes(leaf.tensor)
-        nbytes = int(shapes.prod(-1).sum()) * leaf.tensor.element_size()
-        write_new(f"{root}/{nested.shape_file(leaf.file)}", shapes)
-    elif not nbytes:
+        write_new(f"{root}/{nested.shape_file(leaf.file)}", nested.sizes(leaf.tensor))
+    elif not leaf.nbytes:
         return
     with created(path) as fd:
-        reserve(fd, nbytes, path)
+        reserve(fd, leaf.nbytes, path)
 
 
 def _copy_and_grow(path: str, place: str, nbytes: int) -> None:
