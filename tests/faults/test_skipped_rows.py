@@ -152,6 +152,15 @@ def test_a_report_about_a_chunk_that_nobody_ended_does_not_hold(data, tmp_path):
     assert errors.rows == BAD
 
 
+def test_a_later_version_of_the_library_reports_rows_that_were_skipped_in_place(data, tmp_path, monkeypatch):
+    with pytest.raises(Stop):
+        run("in place", data, tmp_path, on_error="skip", callbacks=[StopAfter(2)], executor="serial")
+    monkeypatch.setattr(log, "_version", lambda: ", tdmap 999")
+    errors = tdmap.RowErrors()
+    run("in place", TensorDict.load_memmap(tmp_path / "in"), tmp_path, on_error=errors, executor="serial")
+    assert errors.rows == BAD
+
+
 def write_log(path, *frames):
     head = {"identity": {}, "began": 0}
     said = [b"H" + json.dumps(head).encode(), b"B" + json.dumps([0, "job", 10, 100]).encode(), *frames]
