@@ -404,6 +404,21 @@ def test_permissions_owner_and_attributes_of_folders_stay(tmp_path: Path) -> Non
     assert not with_attributes or os.getxattr(path, "user.note") == b"mine"
 
 
+@pytest.mark.parametrize(("error", "exchanges"), [(errno.ENOTSUP, True), (errno.EACCES, False)])
+def test_folders_whose_attributes_cannot_be_read_are_exchanged_only_where_there_are_none(
+    tmp_path: Path, error: int, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> list[str]:
+        raise OSError(error, os.strerror(error), path)
+
+    path = tmp_path / "d"
+    dataset(1).memmap(path)
+    before = os.stat(path).st_ino
+    monkeypatch.setattr(os, "listxattr", refuse, raising=False)
+    dataset(2).memmap(path)
+    assert value_at(path) == 2 and (os.stat(path).st_ino != before) is exchanges
+
+
 def test_a_file_that_appears_while_folders_are_exchanged_stays(tmp_path: Path, monkeypatch: Any) -> None:
     path, real = tmp_path / "d", staging._exchanged
     dataset(1).memmap(path)
