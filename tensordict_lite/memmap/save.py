@@ -338,8 +338,7 @@ class _Save:
     def _finish(self, mapped: list[Tensor]) -> Kernel:
         if self.options.inplace:
             out = self.node
-            locked = out._lock is not None
-            if not locked or not _is_same(out._leaves(), mapped):
+            if not _is_same(out._leaves(), mapped):
                 out._replace_leaves(mapped)
         else:
             out = self.node._with_leaves(iter(mapped))
