@@ -46,7 +46,6 @@ from tdmap.errors import OutputMismatch
 from tdmap.memory.filecolumn import columns_behind
 from tdmap.memory.spill import Spill
 from tdmap.plan import ChunkPlan
-from tensordict_lite import is_non_tensor
 
 Put: TypeAlias = Callable[[Tensor, Tensor], Any]
 """Copies the second tensor into the first."""
@@ -330,12 +329,8 @@ def untangled(places: Tensor | dict[str, Any] | None, result: Data, homes: froze
         return result.clone() if lies_in else result
     copies = {}
     for key, value in result._source.items():
-        if isinstance(value, Tensor):
-            free = untangled(places.get(key), value, homes)
-        elif is_data(value) and not is_non_tensor(value):
-            free = untangled(getattr(places.get(key), "_source", None), value, homes)
-        else:
-            continue
+        place = places.get(key)
+        free = untangled(place if isinstance(value, Tensor) else getattr(place, "_source", None), value, homes)
         if free is not value:
             copies[key] = free
     return with_entries(result, {**result._source, **copies}) if copies else result
