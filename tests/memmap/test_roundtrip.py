@@ -363,7 +363,7 @@ def test_memmap_like(tmp_path: Path) -> None:
     again = datum.expand(1000).memmap_like(tmp_path)
     assert again["image"].eq(3).all()
     grown = datum.expand(2000).memmap_like(tmp_path)
-    assert grown["image"][:1000].eq(3).all() and not grown["image"][1000:].any()
+    assert grown["image"][:1000].eq(3).all() and not grown["image"][1000:].any() and not descriptors(tmp_path)
     head = datum.expand(10).memmap_like(tmp_path)
     assert head["image"].shape[0] == 10
     assert TensorDict.load_memmap(tmp_path)["image"].eq(3).all()
