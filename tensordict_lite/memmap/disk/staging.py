@@ -151,9 +151,8 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         if is_there and not existsok:
             return self.abort()
         files, folders = list(files), sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
-        for path in (*folders, *files):  # a link to the root is the user's choice
-            if path:
-                refuse_link(f"{self.prefix}/{path}")
+        for path in (*folders, *files):  # ``prefix`` itself has been resolved
+            refuse_link(f"{self.prefix}/{path}")
         for folder in folders:
             _require_folder(self.prefix, folder)
         left, has_others = left_by(self.prefix, {*files, *(below(folder, META) for folder in folders)})
