@@ -102,7 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = [i for i, lease in self.leases.items() if lease[0] == worker]
         running = None
         if held:
-            _, cursor, stop = self.leases[held[0]]
+            _, cursor, stop = self.leases[data.draw(st.sampled_from(held))]
             if cursor < stop and data.draw(st.booleans()):
                 running = data.draw(st.integers(cursor, stop - 1))
         before = self.scheduler.attempts(running) if running is not None else 0
@@ -273,6 +273,16 @@ def test_a_chunk_that_killed_its_worker_runs_alone():
     assert not scheduler.worker_lost(1, victim).exhausted
     assert scheduler.lease(2, 0.0).start == victim
     assert scheduler.worker_lost(2, victim).exhausted
+
+
+def test_the_first_chunk_of_a_second_lease_is_queued_once():
+    """Its worker dies in it, before anything is known of the lease before."""
+    scheduler = Scheduler(100, 1, SchedulerPolicy(target_seconds=10))
+    scheduler.done(scheduler.lease(0, 0.0).id, 1, 0.001, 0.0)
+    first, second = scheduler.lease(0, 0.0), scheduler.lease(0, 0.0)
+    assert scheduler.worker_lost(0, second.start).chunk == first.stop == second.start
+    assert scheduler.pending == 99
+    assert leased(scheduler)[:2] == [(first.start, first.stop), (second.start, second.start + 1)]
 
 
 def test_workers_that_die_before_running_anything_end_the_job():
