@@ -285,11 +285,8 @@ def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
 
 def _counting(data: memoryview, frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
     """The frames that count: what had not reached the disk when the machine went down is lost for good."""
-    boots = [_SESSION.unpack_from(data, at + FRAME.size)[2] for at, kind, _ in frames if kind == b"S"]
-    if set(boots) <= {boot}:
-        return frames
     kept: list[Frame] = []
-    durable, last = 0, boots[0]
+    durable, last = 0, boot
     for frame in frames:
         at, kind, _ = frame
         if kind == b"S":
