@@ -246,12 +246,13 @@ def test_an_idle_worker_gets_half_of_a_long_lease():
 
 def test_a_worker_that_has_answered_is_asked_again():
     scheduler = Scheduler(9, 1, SchedulerPolicy(target_seconds=1.0))
-    scheduler.done(scheduler.lease(0, 0.0).id, 1, 0.001, 0.0)
-    leases = [scheduler.lease(worker, 0.0) for worker in range(4)]
+    scheduler.done(scheduler.lease(0, 100.0).id, 1, 0.001, 100.0)
+    leases = [scheduler.lease(worker, 100.0) for worker in range(4)]
     assert scheduler.pending == 0
-    assert [scheduler.straggler(5.0) for _ in range(3)] == [*leases[:2], None]
+    assert scheduler.straggler(100.5) is None  # their time is not over
+    assert [scheduler.straggler(105.0) for _ in range(3)] == [*leases[:2], None]
     scheduler.shrunk(leases[0].id, leases[0].stop)
-    assert scheduler.straggler(5.0) is leases[0]
+    assert scheduler.straggler(105.0) is leases[0]
 
 
 def test_a_chunk_that_killed_its_worker_runs_alone():

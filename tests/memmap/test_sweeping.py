@@ -11,7 +11,7 @@ from tensordict_lite.memmap.disk import staging
 
 
 def test_a_folder_of_many_entries_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cpu, looked = [0.0], itertools.count(), []
+    clock, cpu, looked = [0.0], itertools.count(100), []
     monkeypatch.setattr(staging.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(staging.time, "thread_time", lambda: float(next(cpu)))  # a second each time it is asked
     monkeypatch.setattr(staging, "_rests", {})
