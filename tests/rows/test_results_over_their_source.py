@@ -92,13 +92,13 @@ def test_kinds_of_rows(chunksize: int) -> None:
 
 def test_what_the_function_changed_itself_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     data = rows()
-    clone = torch.Tensor.clone
-    monkeypatch.setattr(torch.Tensor, "clone", lambda self, **how: pytest.fail("copied"))
 
     def change(chunk: Any) -> Any:
         chunk["a"].add_(1)
         return chunk
 
-    tdmap.map(data, change, out=data, num_workers=0, undo=False)
-    monkeypatch.setattr(torch.Tensor, "clone", clone)
+    with monkeypatch.context() as patch:
+        for kind in (torch.Tensor, TensorDict):
+            patch.setattr(kind, "clone", lambda self, **how: pytest.fail("copied"))
+        tdmap.map(data, change, out=data, num_workers=0, undo=False)
     assert data["a"].tolist() == list(range(1, ROWS + 1))
