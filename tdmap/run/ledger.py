@@ -15,6 +15,7 @@ chunk is done.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import torch
@@ -42,8 +43,8 @@ class Ledger:
         self.folder = folder
         self.data = data
         self.plan = plan
-        self.done = _kept(folder / "done", max(plan.num_chunks, 1))[: plan.num_chunks]
-        self._numbers = iter(range(1 << 30))
+        self.done = _kept(folder / "done", plan.num_chunks)
+        self._numbers = itertools.count()
 
     @property
     def lock(self) -> Path:

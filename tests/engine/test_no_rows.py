@@ -63,6 +63,14 @@ def rows_of_kind(kind, folder):
     return (lazy_stack(list(data.unbind(0))) if kind == "lazy" else data)[:0]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_in_place_run_over_no_rows_can_be_resumed(num_workers, tmp_path):
+    TensorDict({"x": torch.zeros(0)}, [0]).memmap(tmp_path / "in")
+    data = TensorDict.load_memmap(tmp_path / "in")
+    for _ in range(2):
+        assert tdmap.map(data, lambda c: c["x"].zero_(), out=data, resume=True, num_workers=num_workers) is data
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["raise", "skip", "drop", "mark"])
 @pytest.mark.parametrize("resume", [False, True])
