@@ -74,8 +74,9 @@ def test_any_dimension_and_rows_one_by_one(dim, unbind):
 @pytest.mark.parametrize(
     "x", [torch.arange(40.0).view(4, 10).T, torch.arange(40.0)[::4], torch.randn(10, 2, dtype=torch.complex64).conj()]
 )
-def test_rows_that_do_not_lie_one_after_the_other(x):
-    data, plan = TensorDict({"x": x, "y": torch.arange(10)}, [10]), ChunkPlan(10, 4)
+@pytest.mark.parametrize("others", [{}, {"y": torch.arange(10)}], ids=["alone", "beside others"])
+def test_rows_that_do_not_lie_one_after_the_other(x, others):
+    data, plan = TensorDict({"x": x, **others}, [10]), ChunkPlan(10, 4)
     before = x.clone()
     undo = Undo(data, plan, allocate_room(data, plan, lambda dtype, shape: torch.empty(shape, dtype=dtype)))
     for chunk in range(3):
