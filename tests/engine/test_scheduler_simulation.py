@@ -52,8 +52,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ask(self, data):
-        worker = data.draw(st.sampled_from(self.alive))
-        lease = self.scheduler.lease(worker, self.now, data.draw(st.sampled_from([None, 1, 3])))
+        self._lease(data.draw(st.sampled_from(self.alive)), data.draw(st.sampled_from([None, 1, 3])))
+
+    @rule()
+    def ask_for_all(self):
+        for worker in self.alive:
+            self._lease(worker)
+
+    def _lease(self, worker, limit=None):
+        lease = self.scheduler.lease(worker, self.now, limit)
         if lease is None:
             return
         assert lease.start < lease.stop
@@ -274,6 +281,14 @@ def test_a_chunk_that_killed_its_worker_runs_alone():
     assert not scheduler.worker_lost(1, victim).exhausted
     assert scheduler.lease(2, 0.0).start == victim
     assert scheduler.worker_lost(2, victim).exhausted
+
+
+def test_nothing_is_leased_beyond_the_window():
+    scheduler = Scheduler(5, 2, SchedulerPolicy(ordered=True, window=1))
+    assert scheduler.lease(0, 0.0).stop == 1
+    assert scheduler.lease(1, 0.0) is None
+    scheduler.consumed(1)
+    assert scheduler.lease(1, 0.0).start == 1
 
 
 def test_the_first_chunk_of_a_second_lease_is_queued_once():
