@@ -594,3 +594,19 @@ def test_jagged_leaves_are_split_and_keep_gradients() -> None:
     assert [plain(part["v"].unbind()) for part in parts] == [[[0, 1], [2, 3, 4]], [[5]]]
     parts[1]["v"].values().sum().backward()
     assert values.grad.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_other_objects_go_into_rows_one_after_the_other() -> None:
+    data = TensorDict({"w": Ragged.from_list(["ant", "bee", "cat", "dog"])}, [4])
+    for row in (0, 1):
+        data[row] = TensorDict({"w": NonTensorData(row)}, [])
+    data[2:] = TensorDict({"w": Ragged.from_list(["x", "y"])}, [2])
+    assert data["w"] == [0, 1, "x", "y"]
+
+
+def test_some_rows_in_shared_memory_stay_shared_in_another_process() -> None:
+    data = TensorDict({"v": Ragged.from_list([[1, 2], [3], [4, 5]])}, [3]).share_memory_()
+    for part in (data[1:], data[[2, 0]]):
+        again = pickle.loads(ForkingPickler.dumps(part))
+        again.get("v")[0].zero_()
+    assert data["v"].tolist() == [[1, 2], [0], [0, 0]]
