@@ -60,7 +60,6 @@ LARGE = [("map", 200_000), ("in place", 200_000), ("reduce", 40_000)]  # a kille
         *(pytest.param(*case, seed, marks=LONG) for case, seed in product(LARGE, range(5))),
     ],
 )
-@tuning.use(log_seconds=0)
 def test_killed_workers_and_drivers_change_no_byte(mode, rows, seed, tmp_path):
     x = torch.randn(rows, generator=torch.Generator().manual_seed(0))
     for place in ("disturbed", "quiet"):
@@ -69,7 +68,8 @@ def test_killed_workers_and_drivers_change_no_byte(mode, rows, seed, tmp_path):
     while status:
         deaths += 1
         chaos = AtRandom(1000 * seed + deaths)
-        status = in_child(lambda: run(mode, tmp_path / "disturbed", [chaos]))  # noqa: B023
+        with tuning.use(log_seconds=0, lease_seconds=0.003 if rows < 1000 else tuning.DEFAULT.lease_seconds):
+            status = in_child(lambda: run(mode, tmp_path / "disturbed", [chaos]))  # noqa: B023
         assert status in (0, signal.SIGKILL)
     run(mode, tmp_path / "quiet")
     assert result(mode, tmp_path / "disturbed") == result(mode, tmp_path / "quiet")
