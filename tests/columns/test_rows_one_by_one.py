@@ -153,7 +153,7 @@ def test_one_number_a_row_is_a_tensor(out: str, tmp_path: Path) -> None:
     assert result["in", "w"].tolist() == [3, 3, 0, 9, 6, 24]
 
 
-@pytest.mark.parametrize("out", NEW)
+@pytest.mark.parametrize("out", [out for out in NEW if out != "memory"])  # there, they become a lazy stack
 def test_rows_of_another_length_say_what_to_return(out: str, tmp_path: Path) -> None:
     data = TensorDict({"x": torch.arange(3)}, [3])
     with pytest.raises(tdmap.errors.OutputMismatch, match=r"'y'.*rows of different lengths are a .*Ragged"):

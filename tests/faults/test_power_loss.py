@@ -150,7 +150,7 @@ def test_another_name_of_the_machine_is_not_another_boot(monkeypatch):
 def test_a_lazy_stack_in_place_is_refused_with_the_ways_on(tmp_path):
     parts = [TensorDict({"x": torch.arange(3.0) + row}, [3]) for row in range(10)]
     stack = LazyStackedTensorDict(*parts, stack_dim=0).memmap(tmp_path / "lazy")
-    with pytest.raises(ValueError, match="LazyStackedTensorDict.*out='folder'"):
+    with pytest.raises(ValueError, match="LazyStackedTensorDict.*save the rows as columns first"):
         tdmap.map(stack, lambda td: td.apply_(lambda x: x + 1), out=stack, resume=True, **OPTIONS)
     assert not (tmp_path / "lazy" / ".tdmap").exists()
     result = tdmap.map(

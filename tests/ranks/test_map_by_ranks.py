@@ -340,7 +340,7 @@ def test_another_run_is_refused_with_what_differs(data, tmp_path):
     data.map(doubled, out=out, chunksize=10, num_workers=0, shard=(0, 3))
     before = tree(out)
     rank = {"out": out, "num_workers": 0, "shard": (1, 3)}
-    with pytest.raises(ResumeMismatch, match="function doubled has become nested"):
+    with pytest.raises(ResumeMismatch, match="function nested, which was doubled, differs in"):
         data.map(nested, chunksize=10, **rank)
     with pytest.raises(ResumeMismatch, match="chunk size was 10, and is 7"):
         data.map(doubled, chunksize=7, **rank)
