@@ -149,12 +149,16 @@ def test_what_comes_from_the_disk_is_counted(tmp_path):
         print(prof.summary(120))
         """
     )
-    done = interpreters.run(["-c", program, tmp_path / "data"])
-    assert done.returncode == 0, done.stderr
-    disk, faults, reading = done.stdout.splitlines()[0].split()
-    if int(disk) < 25 << 20:
-        pytest.skip("this file system keeps files in memory, whatever it is told")
-    assert int(faults) > 0 and float(reading) > 0, done.stdout
+    for _ in range(5):  # a fast disk may have read ahead of every row but the first
+        done = interpreters.run(["-c", program, tmp_path / "data"])
+        assert done.returncode == 0, done.stderr
+        disk, faults, reading = done.stdout.splitlines()[0].split()
+        if int(disk) < 25 << 20:
+            pytest.skip("this file system keeps files in memory, whatever it is told")
+        assert int(faults) > 0, done.stdout
+        if float(reading) > 0:
+            return
+    pytest.fail(f"no time was counted: {done.stdout}")
 
 
 # -- the model, on given figures -----------------------------------------------------------------------
