@@ -84,9 +84,10 @@ def join(parts: list[Any], plan: ChunkPlan) -> Data:
 
 def stack_unlike(rows: list[Any], dim: int) -> Data | None:
     """A lazy stack of collections that differ only in shape; None of others."""
-    if isinstance(rows[0], Tensor) or any(_outline(row) != _outline(rows[0]) for row in rows):
+    if isinstance(rows[0], Tensor):
         return None
-    return lazy_stack(rows, dim)
+    first = _outline(rows[0])
+    return lazy_stack(rows, dim) if all(_outline(row) == first for row in rows[1:]) else None
 
 
 def _outline(row: Data) -> Any:

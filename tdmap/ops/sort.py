@@ -20,6 +20,7 @@ from tdmap.data.columns import Shape, reordered
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data, Dataset, R
 from tdmap.data.schema import take_apart
+from tdmap.data.stacks import ragged_columns
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import PartitionWork, sorted_rows
 from tdmap.keys.keys import KeyLike, KeyReader, KeySpec
@@ -85,16 +86,18 @@ def sort(
     spec = KeySpec.of(key, "sort")
     directions = _directions(descending, spec)
     keyed = prepare(ctx, data, spec, "sort", dropna=False, descending=directions)
-    rows = SourceRows(data)
+    columns: Any = ragged_columns(data)  # keys are read from the rows as they were given
+    rows = SourceRows(columns)
     rows.check(ctx.output)
-    if ctx.decide("rows travel", lambda: _sorts_rows(ctx, keyed, data, rows)):
+    if ctx.decide("rows travel", lambda: _sorts_rows(ctx, keyed, columns, rows)):
         with ctx.spill() as spill:
             sort_rows(ctx, keyed, rows, spill)
         in_order: R = ctx.output.result()
         return in_order
     with ctx.inner().spill() as spill:
         index = sorted_rows(ctx, keyed, spill, with_words=False, chunksize=ctx.options.get("chunksize"))
-        return permute_rows(ctx, data, index.rows)
+        in_order = permute_rows(ctx, columns, index.rows)
+    return in_order
 
 
 def _directions(descending: bool | Sequence[bool], spec: KeySpec) -> tuple[bool, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, Dataset, R, stored_entry
 from tdmap.data.reader import require_entry
+from tdmap.data.stacks import ragged_columns
 from tdmap.devices import check_no_device
 from tdmap.functions import Key
 from tdmap.ops.permute import permute
@@ -73,7 +74,8 @@ def train_test_split(
         order = _spread(order, _labels(data, stratify), rows - count)
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())
     places = (None, None) if out is None else [f"{local_path(out)}/{name}" for name in ("train", "test")]
-    first, second = (permute(data, part, out=place, **options) for part, place in zip(parts, places))
+    columns: Any = ragged_columns(data)  # once for both
+    first, second = (permute(columns, part, out=place, **options) for part, place in zip(parts, places))
     return first, second
 
 

@@ -195,10 +195,10 @@ def refuse_other(folder: Path, changes: list[str], is_complete: bool, again: str
         refuse(folder, changes, "holds the result of another run", f"Choose another folder, or {again}.")
     if again == OVERWRITE:  # there is no dataset yet that could be replaced
         again = f"remove {folder} to run it again"
-    if any(line.startswith("the source's") and "written at" in line for line in changes):
+    of_rows = [line for line in changes if line.startswith("the source's")]
+    if any("written at" in line for line in of_rows):
         changes = [*changes, WRITTEN_SINCE]
-    has_other_rows = any(line.startswith("the source's") for line in changes)
-    advice = f"or {again}." if has_other_rows else f"{again}, or repeat the earlier call to resume it."
+    advice = f"or {again}." if of_rows else f"{again}, or repeat the earlier call to resume it."
     refuse(folder, changes, "holds an unfinished run that differs from this one", f"Choose another folder, {advice}")
 
 
