@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 import multiprocess
+from multiprocess.connection import wait
 
 __all__ = ["Failure", "Ranks"]
 
@@ -67,18 +68,29 @@ class Ranks:
         return cloudpickle.loads(self.pipes[rank].recv_bytes())
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The results of all ranks; raises when one of them failed."""
-        results = self.outcomes(function, *args)
-        failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
-        if failed:
-            self.broken = True  # one that failed lets others wait for it, whose group is of no use then
-            raise AssertionError("\n".join(f"rank {rank}: {failure.text}" for rank, failure in failed.items()))
-        return results
+        """The results of all ranks; raises as soon as one failed, for others may wait for it."""
+        self.broken = True  # until all have answered: the group is of no use otherwise
+        self.start(function, *args)
+        results: dict[int, Any] = {}
+        while len(results) < self.size:
+            late = [rank for rank in range(self.size) if rank not in results]
+            ready = wait([self.pipes[rank] for rank in late], PATIENCE)
+            if not ready:
+                raise TimeoutError(f"ranks {late} have not answered for {PATIENCE} s")
+            for rank in (rank for rank in late if self.pipes[rank] in ready):
+                results[rank] = self.result(rank)
+                if isinstance(results[rank], Failure):
+                    raise AssertionError(f"rank {rank}: {results[rank].text}")
+        self.broken = False
+        return [results[rank] for rank in range(self.size)]
 
     def outcomes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of all ranks, a :class:`Failure` where one failed."""
+        self.broken = True
         self.start(function, *args)
-        return [self.result(rank) for rank in range(self.size)]
+        outcomes = [self.result(rank) for rank in range(self.size)]
+        self.broken = False
+        return outcomes
 
     def close(self) -> None:
         """Kill the ranks: they may wait for each other, and forks hold the pipes of others open."""
