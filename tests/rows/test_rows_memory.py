@@ -76,5 +76,6 @@ def test_memory_does_not_grow_with_the_rows(operation, tmp_path):
     done = interpreters.run([str(script), operation], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (worker, main), (worker_of_more, main_of_more) = json.loads(done.stdout.splitlines()[-1])
-    assert worker_of_more - worker < 24 << 20, (worker, worker_of_more)
+    # A worker has mapped anything between nothing and 24 MiB and a lease when a lease ends; the rows are 100 MB more.
+    assert worker_of_more - worker < 48 << 20, (worker, worker_of_more)
     assert main_of_more - main < 20 << 20, (main, main_of_more)
