@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -330,7 +331,8 @@ def test_rows_of_a_worker_that_dies_while_the_job_stops_are_put_back(tmp_path):
     assert data["x"].tolist() == [0, 1, 2, 3]
 
 
-def test_rows_of_workers_whose_pool_is_closed_are_put_back(tmp_path):
+@pytest.mark.parametrize("who", ["callback", "thread"])
+def test_rows_of_workers_whose_pool_is_closed_are_put_back(who, tmp_path):
     data = TensorDict({"x": torch.arange(4)}, [4]).memmap_(tmp_path / "td")
 
     def change(td):
@@ -339,14 +341,27 @@ def test_rows_of_workers_whose_pool_is_closed_are_put_back(tmp_path):
         (tmp_path / f"changed{number}").touch()
         time.sleep(600)
 
+    def both_have_changed():
+        return len(list(tmp_path.glob("changed*"))) == 2
+
+    def close():
+        assert comes_true(both_have_changed)
+        pool.close()
+
     class Close(tdmap.events.Callback):
         def on_tick(self, now):
-            if len(list(tmp_path.glob("changed*"))) == 2:
+            if who == "callback" and both_have_changed():
                 pool.close()
 
-    with tdmap.WorkerPool(2) as pool, pytest.raises(RuntimeError, match="was closed while a job ran"):
-        tdmap.map(data, change, out=data, pool=pool, chunksize=2, callbacks=[Close()])
-    assert data["x"].tolist() == [0, 1, 2, 3]
+    with tdmap.WorkerPool(2) as pool:
+        pool.warm_up()
+        thread = threading.Thread(target=close if who == "thread" else int)
+        thread.start()
+        with pytest.raises(RuntimeError, match="was closed while a job ran"):
+            tdmap.map(data, change, out=data, pool=pool, chunksize=2, callbacks=[Close()])
+        assert data["x"].tolist() == [0, 1, 2, 3]
+        thread.join()
+        assert not pool.members
 
 
 def test_a_straggler_shares_its_chunks(tmp_path):

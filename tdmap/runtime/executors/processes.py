@@ -40,7 +40,7 @@ from tdmap.runtime.wire.messages import (
 )
 from tdmap.runtime.wire.payload import JobPacker
 from tdmap.runtime.workers import control as at
-from tdmap.runtime.workers.pool import PoolMember, WorkerPool
+from tdmap.runtime.workers.pool import PoolClosedError, PoolMember, WorkerPool
 from tdmap.sink import Kind, Sink
 from tdmap.tuning import DEFAULT, Tuning
 from tensordict_lite.errors import DatasetError
@@ -342,11 +342,19 @@ class ProcessWorkers(Workers):
 
     def _stop(self) -> None:
         """Let workers end their chunk, for a moment; then end them."""
-        if self.pool.is_closed:  # the collector ends a pool and a job on it in any order: no worker is left to stop
-            return
         busy = [worker.member for worker in self._joined.values() if worker.member.leases]
         for member in busy:
             member.control[at.CANCEL] = 1
+        with contextlib.suppress(PoolClosedError):  # whose workers have been killed
+            self._await_last_chunks(busy)
+        if self._refused is not None:
+            began = any(worker.member.control[at.LEASE] >= 0 for worker in self._joined.values())
+            self._refused.begun = self._ran or began
+        for member in busy:
+            if member.leases:
+                self.pool.remove(member)
+
+    def _await_last_chunks(self, busy: list[PoolMember]) -> None:
         deadline = time.monotonic() + self.tuning.grace_seconds
         while any(m.leases and not m.closed for m in busy) and (left := deadline - time.monotonic()) > 0:
             for member, messages, ended in self.pool.listen(left):
@@ -355,9 +363,3 @@ class ProcessWorkers(Workers):
                         member.leases.pop(message.lease, None)
                 if ended:
                     self.pool.remove(member)
-        if self._refused is not None:
-            began = any(worker.member.control[at.LEASE] >= 0 for worker in self._joined.values())
-            self._refused.begun = self._ran or began
-        for member in busy:
-            if member.leases:
-                self.pool.remove(member)

@@ -45,6 +45,10 @@ _numbers = itertools.count(1)
 """Of members, in all pools."""
 
 
+class PoolClosedError(RuntimeError):
+    """The pool was closed while a job ran on it."""
+
+
 class PoolMember:
     """The driver's view of one worker process.
 
@@ -242,6 +246,8 @@ class WorkerPool:
     def release(self) -> None:
         """End the job that the pool was reserved for."""
         self._user = None
+        if self._closed:
+            self.remove_all()
         self._in_use.release()
 
     def refresh(self, wanted: int, forks: bool = True) -> None:
@@ -272,7 +278,7 @@ class WorkerPool:
         """Start one more worker.
 
         Raises:
-            RuntimeError: the pool was closed meanwhile.
+            PoolClosedError: the pool was closed meanwhile.
             WorkerStartError: it does not start.
         """
         self.check_open()
@@ -308,7 +314,7 @@ class WorkerPool:
             Each of them, what it has sent, and whether it has ended: then it sends nothing more.
 
         Raises:
-            RuntimeError: the pool was closed, so that no worker is left to wait for.
+            PoolClosedError: the pool was closed, so that no worker is left to wait for.
             WorkerStartError: a worker could not be started.
         """
         self.check_open()
@@ -334,9 +340,9 @@ class WorkerPool:
             yield member, messages, ended
 
     def check_open(self) -> None:
-        """Raise RuntimeError when the pool was closed, by a signal handler or another thread, under a job."""
+        """Raise PoolClosedError when the pool was closed, by a signal handler or another thread, under a job."""
         if self._closed:
-            raise RuntimeError(
+            raise PoolClosedError(
                 "the WorkerPool was closed while a job ran on it: finish the job, or close its map_iter, before the "
                 "pool is closed (by leaving its `with` block, pool.close() or tdmap.close_pools())"
             )
@@ -418,6 +424,11 @@ class WorkerPool:
         self._closed = True
         for member in list(self.members.values()):
             member.process.kill()
+        if self._user in (None, threading.get_ident()):  # else the job of another thread does it
+            self.remove_all()
+
+    def remove_all(self) -> None:
+        """End all workers, and wait until they have ended."""
         for member in list(self.members.values()):
             self.remove(member)
 
