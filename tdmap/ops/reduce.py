@@ -10,15 +10,16 @@ from typing import Any, TypeVar, Unpack, overload
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, is_data
+from tdmap.data.kinds import Data, Dataset, has_members, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.stacks import ragged_columns
 from tdmap.functions import as_function, check_placement
 from tdmap.job import function_name
 from tdmap.memory.hidden import AnyPath
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
-from tdmap.reducers import Reducer, as_reducer
+from tdmap.reducers import Count, Reducer, as_reducer
 from tdmap.reducers.base import Answers, Associative, Several, merged
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
@@ -205,6 +206,7 @@ def fold(
     reducer = as_reducer(reducer)
     if mapper is None:
         _require_entries(reducer, data)
+        data = _columns_of(reducer, data) if dim == 0 else data
     mapper = None if mapper is None else as_function(mapper)
     check_placement(mapper, ctx.execution.in_processes, None)
     chunksize, num_chunks = ctx.options.get("chunksize"), ctx.options.get("num_chunks")
@@ -220,9 +222,28 @@ def fold(
 
 def _state_of_no_rows(reducer: Reducer[Any], data: Data) -> Any:
     state = reducer.init()
+    return reducer.update(state, data) if _is_ours(reducer) and is_data(data) else state  # a chunk tells the dtype
+
+
+def _is_ours(reducer: Reducer[Any]) -> bool:
+    """Whether the library's reducers, and no others, read the chunks."""
     parts = reducer.parts.values() if isinstance(reducer, Several) else [reducer]
-    ours = all(type(part).__module__.startswith(_REDUCERS) and not isinstance(part, Associative) for part in parts)
-    return reducer.update(state, data) if ours and is_data(data) else state  # where a chunk tells the dtype
+    return all(type(part).__module__.startswith(_REDUCERS) and not isinstance(part, Associative) for part in parts)
+
+
+def _columns_of(reducer: Reducer[Any], data: Data) -> Data:
+    """The data, with columns in place of lazy stacks whose members differ in length.
+
+    Whether rows differ must not depend on the chunk: one row, or a few that are equally long, can be stacked. Reducers
+    of the caller get the rows as they are.
+    """
+    if not _is_ours(reducer) or isinstance(data, Tensor) or not is_data(data):
+        return data
+    parts = reducer.parts.values() if isinstance(reducer, Several) else [reducer]
+    keys = [getattr(part, "key", None) for part in parts if not isinstance(part, Count)]
+    if has_members(data) and None not in keys:  # other entries may differ in whatever they like
+        data = data.select(*dict.fromkeys(keys))
+    return ragged_columns(data)
 
 
 def _require_entries(reducer: Reducer[Any], data: Data) -> None:

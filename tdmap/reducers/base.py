@@ -23,7 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, is_data, stored_entry
+from tdmap.data.stacks import ragged_columns
 from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict, is_tensorclass
@@ -343,6 +344,21 @@ def reduced_dims(dim: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...
     return tuple(sorted(set(out)))
 
 
+def entry_of(chunk: Data, key: Key) -> Any:
+    """The entry at ``key`` of a chunk as it is stored: a ragged column where rows of a lazy stack differ in length.
+
+    Raises:
+        KeyError: there is none.
+    """
+    try:
+        entry = stored_entry(chunk, key)
+    except RuntimeError:  # the rows cannot be stacked
+        entry = stored_entry(ragged_columns(chunk), key)
+    if entry is None:
+        return chunk.get(key) if is_tensorclass(chunk) else chunk[key]  # which name the entries that there are
+    return entry
+
+
 def values_of(chunk: Data, key: Key | None) -> Tensor:
     """The tensor at ``key`` of a chunk, or the chunk itself when it is one; no view that negates or conjugates, which
     NumPy has not."""
@@ -350,7 +366,7 @@ def values_of(chunk: Data, key: Key | None) -> Tensor:
         return chunk.resolve_conj().resolve_neg()
     if key is None:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
-    value = chunk.get(key) if is_tensorclass(chunk) else chunk[key]
+    value = entry_of(chunk, key)
     if is_ragged(value) and value.kind == "tensor":
         raise TypeError(
             f"the rows of the entry {key!r} have different lengths, and this reducer needs a tensor. Reduce the "
@@ -359,6 +375,7 @@ def values_of(chunk: Data, key: Key | None) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the entry {key!r} holds Python objects (such as strings), and this reducer needs tensors. "
-            "Count, Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a key."
+            "Checksum, Count, First, Last, Unique, ValueCounts and TopK take objects, and so does tdmap.group_by as a "
+            "key."
         )
     return value.resolve_conj().resolve_neg()

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, stored_entry
-from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
+from tdmap.data.kinds import Data
+from tdmap.data.objects import objects_of
+from tdmap.reducers.base import Key, Reducer, entry_of, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
 from tdmap.reducers.ranks import ranked, unranked
 from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor
-from tensordict_lite.gathering import flat_bytes
-from tensordict_lite.ragged import is_ragged
+from tensordict_lite.gathering import flat_bytes, offsets_of
+from tensordict_lite.ragged import bytes_tensor, is_ragged, json_of, text_of
+from tensordict_lite.views import is_leaf_nontensor
 
 _LARGEST = torch.finfo(torch.float64).max
 """Infinity is counted with the largest numbers."""
@@ -240,7 +242,7 @@ class ValueCounts(_Keyed):
         self.max_values = max_values
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
-        values = objects_of(chunk, self.key)
+        values = listed(chunk, self.key)
         if values is None:
             if state is None and not chunk.shape[0]:
                 none = values_of(chunk, self.key)
@@ -312,7 +314,7 @@ class TopK(Reducer[Any]):
         return None
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
-        objects = objects_of(chunk, self.key)
+        objects = listed(chunk, self.key)
         if objects is not None:
             rows = int(chunk.shape[0]) if chunk.shape else 1
             if len(objects) != rows:
@@ -375,14 +377,19 @@ class Checksum(Reducer[int]):
     """A 64-bit checksum of the bytes of entries and their order; the same for every chunk size.
 
     Every byte is multiplied by an odd weight that depends on its position and key; the products are added modulo 2**64.
-    A swapped or flipped byte changes the sum. The checksum is not cryptographic.
+    A swapped or flipped byte changes the sum. The checksum is not cryptographic. Strings count as UTF-8, objects as
+    JSON.
 
     Args:
         key: one entry, or ``None`` for all leaves.
+
+    Raises:
+        TypeError: an entry holds an object that JSON cannot represent.
     """
 
     numbers_rows = True
     _STEP = -7046029254386353131  # 2**64 / golden ratio, as a signed number (Knuth, vol. 3, 6.4)
+    _ROW_STEP = -4658895280553007687  # odd, and no multiple of the other: a constant of SplitMix64
 
     def __init__(self, key: Key | None = None) -> None:
         self.key = key
@@ -391,22 +398,44 @@ class Checksum(Reducer[int]):
         return 0
 
     def update(self, state: int, chunk: Any, start: int = 0) -> int:
-        if isinstance(chunk, Tensor) or self.key is not None:
-            return self._add(state, values_of(chunk, self.key), start, str(self.key))
-        for key, value in chunk.items(True, True):
-            state = self._add(state, value, start, str(key))
+        if isinstance(chunk, Tensor):
+            return self._add(state, chunk, start, str(self.key))
+        keys = chunk.keys(True, True, is_leaf=is_leaf_nontensor) if self.key is None else (self.key,)
+        for key in keys:
+            entry = entry_of(chunk, key)
+            add = self._add if isinstance(entry, Tensor) else self._add_rows
+            state = add(state, entry, start, str(key))
         return state
 
     def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
         data = flat_bytes(values.resolve_conj().resolve_neg().contiguous())
         row_bytes = data.numel() // max(values.shape[0], 1)
-        salt = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
         steps = torch.arange(min(BLOCK, data.numel())) * self._STEP
-        position = start * row_bytes + salt
+        position = start * row_bytes + _salt(key)
         for block in data.split(BLOCK) if data.numel() else ():
             weights = (steps[: len(block)] + _signed(position * self._STEP)).bitwise_or_(1)
             state += int(weights.mul_(block.long().add_(1)).sum())
             position += len(block)
+        return state % (1 << 64)
+
+    def _add_rows(self, state: int, rows: Any, start: int, key: str) -> int:
+        """Add rows of different lengths. Their bytes lie at the same positions however the rows are cut into chunks:
+        that of a row comes from its number alone. A byte before each tells an empty row from none."""
+        data, offsets = _row_bytes(rows)
+        firsts = torch.arange(start, start + len(offsets) - 1) * self._ROW_STEP + _signed(_salt(key) * self._STEP)
+        state += int(firsts.bitwise_or(1).sum())
+        bases = firsts - (offsets[:-1] - 1) * self._STEP  # what the place among all bytes is added to
+        steps = torch.arange(min(BLOCK, len(data))) * self._STEP
+        for at in range(0, len(data), BLOCK):
+            block = data[at : at + BLOCK].long()
+            first, last = (
+                int(torch.searchsorted(offsets, at, right=True)) - 1,
+                int(torch.searchsorted(offsets, at + len(block))),
+            )
+            lengths = offsets[first : last + 1].clamp(at, at + len(block)).diff()
+            weights = torch.repeat_interleave(bases[first:last], lengths, output_size=len(block))
+            weights += steps[: len(block)] + _signed(at * self._STEP)
+            state += int(weights.bitwise_or_(1).mul_(block.add_(1)).sum())
         return state % (1 << 64)
 
     def merge(self, a: int, b: int) -> int:
@@ -421,21 +450,48 @@ def _signed(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+def _salt(key: str) -> int:
+    """A number of a key, below 2**56."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
+
+
+def _row_bytes(rows: Any) -> tuple[Tensor, Tensor]:
+    """The bytes of rows of different lengths, one after the other, and the offsets of the rows."""
+    if is_ragged(rows) and rows.kind != "json":
+        values, offsets = rows.flat()
+        data = flat_bytes(values.contiguous())
+        return data, offsets * (len(data) // max(len(values), 1))
+    parts = [_encoded(row) for row in objects_of(rows)]
+    return bytes_tensor(b"".join(parts)), offsets_of(torch.tensor([len(part) for part in parts], dtype=torch.int64))
+
+
+def _encoded(row: Any) -> bytes:
+    """The bytes of an object, by itself: those of its neighbours must not change them."""
+    if isinstance(row, bytes):
+        return row
+    if isinstance(row, Tensor):
+        return flat_bytes(row.contiguous()).numpy().tobytes()
+    if row is None:  # as among strings
+        return b"\xff"
+    _, values, _ = text_of([row]) or json_of([row])
+    return values.numpy().tobytes()
+
+
 # -- entries that are no tensors -----------------------------------------------------------------------
 
 
-def objects_of(chunk: Data, key: Key | None) -> list[Any] | None:
+def listed(chunk: Data, key: Key | None) -> list[Any] | None:
     """The objects of an entry, all of its elements in order; None where the entry is a tensor.
 
     Raises:
-        TypeError: they are rows of different lengths.
+        TypeError: they are tensors.
     """
-    entry = None if key is None or not hasattr(chunk, "get") else stored_entry(chunk, key)
+    entry = None if key is None or isinstance(chunk, Tensor) else entry_of(chunk, key)
     if entry is None or not is_non_tensor(entry):
         return None
-    if is_ragged(entry) and entry.kind not in ("str", "bytes"):
-        raise TypeError(f"the entry {key!r} holds rows of different lengths, and values are numbers, text or bytes.")
     found: list[Any] = _flat(entry.tolist(), len(entry.batch_size))
+    if (is_ragged(entry) and entry.kind == "tensor") or any(isinstance(value, Tensor) for value in found):
+        raise TypeError(f"the entry {key!r} holds rows of different lengths, and values are numbers, text or bytes.")
     return found
 
 

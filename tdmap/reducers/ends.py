@@ -6,11 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.reducers.base import Key, Reducer, values_of
+from tdmap.data.objects import objects_of
+from tdmap.reducers.base import Key, Reducer, entry_of, values_of
 
 
 class First(Reducer[Any]):
-    """The value of an entry in the first row, in its own dtype.
+    """The value of an entry in the first row: a tensor of its own dtype, a string or another object.
 
     Args:
         key: entry; ``None`` when rows are plain tensors.
@@ -33,27 +34,31 @@ class First(Reducer[Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r})"
 
-    def init(self) -> Tensor | None:
-        return None
+    def init(self) -> tuple[Any, ...]:
+        return ()
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
-        values = values_of(chunk, self.key)
-        return self.merge(state, values[self.at].clone() if values.shape[0] else None)
+        row = slice(self.at, None if self.at else 1)
+        entry = None if self.key is None or isinstance(chunk, Tensor) else entry_of(chunk, self.key)
+        if entry is None or isinstance(entry, Tensor):
+            found = list(values_of(chunk, self.key)[row])
+        else:
+            found = objects_of(entry[row]) if len(entry) else []
+        return self.merge(state, tuple(value.clone() if isinstance(value, Tensor) else value for value in found))
 
     def merge(self, a: Any, b: Any) -> Any:
-        return b if a is None else a
+        return a or b
 
-    def finish(self, state: Any) -> Tensor:
-        if state is None:
+    def finish(self, state: Any) -> Any:
+        if not state:
             raise ValueError(f"{self!r} of zero rows is not defined")
-        value: Tensor = state
-        return value
+        return state[0]
 
 
 class Last(First):
-    """The value of an entry in the last row, in its own dtype."""
+    """The value of an entry in the last row: a tensor of its own dtype, a string or another object."""
 
     at = -1
 
     def merge(self, a: Any, b: Any) -> Any:
-        return a if b is None else b
+        return b or a
