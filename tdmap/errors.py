@@ -200,14 +200,17 @@ def add_note(error: BaseException, note: str) -> None:
     notes.append(note)
 
 
-def describe_rows(start: int, stop: int) -> str:
-    """Rows as text for messages: `row 7`, or `rows 0:64`.
+def describe_rows(start: int, stop: int, unit: str = "row") -> str:
+    """Rows as text for messages: `row 7`, or `rows 0:64`. A job may count something else: `range of keys 7`.
 
     Example:
-        >>> describe_rows(7, 8), describe_rows(0, 64)
-        ('row 7', 'rows 0:64')
+        >>> describe_rows(7, 8), describe_rows(0, 64), describe_rows(0, 2, "range of keys")
+        ('row 7', 'rows 0:64', 'ranges of keys 0:2')
     """
-    return f"row {start}" if stop == start + 1 else f"rows {start}:{stop}"
+    if stop == start + 1:
+        return f"{unit} {start}"
+    noun, *rest = unit.split(" ", 1)
+    return f"{' '.join([noun + 's', *rest])} {start}:{stop}"
 
 
 class SkippedRows(UserWarning):

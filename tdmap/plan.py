@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tdmap.arguments import require_integer
+from tdmap.errors import describe_rows
 
 Ranges: TypeAlias = "list[tuple[int, int]]"
 """Runs of chunks, ascending: from the first to behind the last."""
@@ -72,6 +73,8 @@ class ChunkPlan:
     """While the plan is open: input and output bytes of a chunk."""
     min_chunks: int = MIN_CHUNKS
     """While the plan is open: minimum number of chunks, if there are as many rows."""
+    unit: str = "row"
+    """What messages call a row: some jobs count blocks, or ranges of keys."""
 
     @property
     def num_chunks(self) -> int:
@@ -139,6 +142,16 @@ class ChunkPlan:
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """First and one-past-last row of the chunks `start..stop`."""
         return self.first_row(start), min(self.first_row(stop), self.length)
+
+    def describe(self, start: int, stop: int | None = None) -> str:
+        """The rows of chunk `start`, or of the chunks `start..stop`, for messages, as the larger dataset numbers them.
+
+        Example:
+            >>> ChunkPlan(length=10, size=4).describe(1), ChunkPlan(length=10, size=4, origin=100).describe(0, 3)
+            ('rows 4:8', 'rows 100:110')
+        """
+        last = start if stop is None else max(stop - 1, start)
+        return describe_rows(self.original_row(start), self.original_rows(last)[1], self.unit)
 
     def count(self, start: int, stop: int) -> int:
         """Number of rows in the chunks `start..stop`."""

@@ -26,7 +26,7 @@ from tdmap.keys.order import Words, group_starts, is_sorted, sort_numbered, stab
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import CutChunk
 from tdmap.keys.spilling import RUNS, Partitions, Run, by_partition
-from tdmap.keys.splits import Splits
+from tdmap.keys.splits import KEY_RANGE, Splits
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.shm import Arena
 from tdmap.memory.spill import Spill
@@ -231,7 +231,7 @@ def sorted_rows(
         if packs:
             work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))
-        distinct = sum(ctx.light(partitions.nbytes).step(numbers, ChunkPlan(len(counts), 1), work))
+        distinct = sum(ctx.light(partitions.nbytes).step(numbers, ChunkPlan(len(counts), 1, unit=KEY_RANGE), work))
     return KeyIndex(columns[0], columns[1:], distinct == total)
 
 

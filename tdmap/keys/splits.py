@@ -17,6 +17,9 @@ from tdmap.keys.order import Words, group_starts, joined, search, stable_order, 
 BINS = 4096
 """Entries of the table: it stays in the first-level cache."""
 
+KEY_RANGE = "range of keys"
+"""What messages call a row of a job over partitions."""
+
 SKEW = 2.0
 """The table is good enough when no partition of the sample is so many times as large as it should be."""
 

@@ -27,7 +27,7 @@ from tdmap.keys.keys import KeyLike, KeyReader, KeySpec
 from tdmap.keys.order import Words, is_sorted, stable_order
 from tdmap.keys.prepare import KeyedData, plan_rows, prepare
 from tdmap.keys.spilling import RUNS, Partitions, Run, write_run
-from tdmap.keys.splits import Splits
+from tdmap.keys.splits import KEY_RANGE, Splits
 from tdmap.memory.rowfiles import RowFiles
 from tdmap.memory.spill import Spill
 from tdmap.output.output import SourceRows, Step
@@ -237,4 +237,4 @@ def sort_rows(ctx: Context, keyed: KeyedData, source: SourceRows, spill: Spill) 
     counts = partitions.rows
     firsts = (counts.cumsum() - counts).tolist()
     work = SortRows(partitions, firsts, places, "sort", size, keyed.codec, keys)
-    ctx.step(torch.arange(len(counts)), ChunkPlan(len(counts), 1), work)
+    ctx.step(torch.arange(len(counts)), ChunkPlan(len(counts), 1, unit=KEY_RANGE), work)

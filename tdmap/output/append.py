@@ -28,7 +28,7 @@ from tdmap.data.objects import Spilled, form_of, spilled, two_forms
 from tdmap.data.schema import Parts, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.errors import OutputMismatch
 from tdmap.functions import ANY, plain_rows
 from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
@@ -330,10 +330,10 @@ class CollectPieces(Collect):
             if piece.digest != self._first[1]:
                 other, digest = self._first
                 difference = self.schemas[digest].difference(self.schemas[piece.digest])
-                this, first = (describe_rows(*self._plan.rows(number)) for number in (chunk, other))
+                this, first = (self._plan.describe(number) for number in (chunk, other))
                 raise not_alike(difference, where=f"{this}, unlike {first}")
             if self._output is not None and piece.objects:
-                self._output.check_objects(piece.objects, describe_rows(*self._plan.rows(chunk)))
+                self._output.check_objects(piece.objects, self._plan.describe(chunk))
 
     @property
     def all(self) -> list[SpilledRows]:

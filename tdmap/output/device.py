@@ -13,7 +13,7 @@ from torch import Tensor
 from tdmap.data.alike import check_leaf, not_a_collection
 from tdmap.data.kinds import Data, entries_of, is_data, is_dense, tensor_bytes, tensors_of
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, add_note, describe_rows
+from tdmap.errors import OutputMismatch, add_note
 from tdmap.memory.links import CudaLink, CudaMark
 from tdmap.plan import ChunkPlan
 from tdmap.sink import Allocate, Demands, Kind, Sink
@@ -111,8 +111,7 @@ class DeviceBuffer(Sink[Data]):
                 raise not_a_collection(rows, value)
             return list(pairs_of(rows, value, ()))
         except OutputMismatch as error:
-            first, last = self._rows.plan.rows(chunk)
-            raise OutputMismatch(f"{describe_rows(first, last)}: {error}") from None
+            raise OutputMismatch(f"{self._rows.plan.describe(chunk)}: {error}") from None
 
     def _send(self, pairs: list[tuple[Tensor, Tensor]], start: int, stop: int) -> None:
         """Begin the copies of the results of the chunks `start..stop`."""
@@ -125,7 +124,7 @@ class DeviceBuffer(Sink[Data]):
             self._retire()
         except RuntimeError as error:
             begun = self._copying[0].start if self._copying else start
-            rows = describe_rows(*self._rows.plan.span(begun, stop))
+            rows = self._rows.plan.describe(begun, stop)
             add_note(error, f"while the results of {rows} were copied to {self.link.device}")
             raise
 

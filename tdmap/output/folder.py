@@ -25,7 +25,7 @@ from tdmap.data.objects import (
     without_objects,
 )
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.output.outputfolder import OutputFolder, files_of, require_room_for_hidden
@@ -144,7 +144,7 @@ class Folder(Sink[Data]):
 
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.NONE:
-            raise returned_none(self._rows(start))
+            raise returned_none(self._plan.describe(start))
         if kind is Kind.PARCEL:
             for chunk, value in zip(range(start, stop), values):
                 self._take(chunk, value)
@@ -155,7 +155,7 @@ class Folder(Sink[Data]):
     def _take(self, chunk: int, value: Data) -> None:
         if self.writer is None:
             first, last = self._plan.rows(chunk)
-            check_for_folder(value, last - first, self._plan, self._rows(chunk))
+            check_for_folder(value, last - first, self._plan, self._plan.describe(chunk))
             example, paths = allocate_like(without_objects(value), self._plan, unallocated), object_paths(value)
             self.order = entry_paths(value)
             if self._kept is not None:
@@ -165,7 +165,7 @@ class Folder(Sink[Data]):
         assert self.writer is not None
         rows = next(self.writer.rows(chunk, chunk + 1))
         if not self.writer.write(rows, value):
-            raise OutputMismatch(f"{self._rows(chunk)}: {unlike_the_others(rows, value, self.writer.objects)}")
+            raise OutputMismatch(f"{self._plan.describe(chunk)}: {unlike_the_others(rows, value, self.writer.objects)}")
         pieces = self.writer.objects_of(value, *self._plan.rows(chunk))
         if pieces is not None:
             self._keep(chunk, pieces)
@@ -173,14 +173,11 @@ class Folder(Sink[Data]):
     def _keep(self, chunk: int, pieces: Pieces) -> None:
         if not self._objects.paths:
             return
-        check_storable(pieces, self._objects.paths, self._rows(chunk))
+        check_storable(pieces, self._objects.paths, self._plan.describe(chunk))
         pieces = spill_pieces(pieces, self._plan, spill_of(self._place))
         if self._kept is not None:
             self._kept.add(chunk, pieces)
         self._objects.add(chunk, pieces)
-
-    def _rows(self, chunk: int) -> str:
-        return describe_rows(*self._plan.rows(chunk))
 
     def lasts(self, job: Job) -> bool:
         return True

@@ -28,7 +28,7 @@ from tdmap.data.objects import (
 )
 from tdmap.data.reader import rows_of
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.errors import OutputMismatch
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.memory.folderlock import FolderLock
@@ -69,8 +69,7 @@ class Preallocated(Sink[Data]):
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.PARCEL:
             assert self.writer is not None
-            first, last = self.writer.plan.span(start, stop)
-            raise OutputMismatch(f"the results of {describe_rows(first, last)} did not fit out.")
+            raise OutputMismatch(f"the results of {self.writer.plan.describe(start, stop)} did not fit out.")
         if kind is Kind.OBJECTS:
             assert self.writer is not None
             for chunk, pieces in zip(range(start, stop), values):

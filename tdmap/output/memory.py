@@ -25,7 +25,7 @@ from tdmap.data.objects import (
 from tdmap.data.reader import narrow
 from tdmap.data.schema import plain
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch, describe_rows
+from tdmap.errors import OutputMismatch
 from tdmap.frames import warn_user
 from tdmap.plan import ChunkPlan
 from tdmap.sink import Allocate, Demands, Kind, Sink
@@ -137,9 +137,9 @@ class Gather(Sink[Any]):
             return found
 
     def _warn_of_none(self) -> None:
-        spans = sorted(self._plan.span(start, stop) for start, stop in self._none)
-        rows = sum(last - first for first, last in spans)
-        shown = ", ".join(describe_rows(*span) for span in spans[:3]) + (", ..." if len(spans) > 3 else "")
+        spans = sorted(self._none)
+        rows = sum(self._plan.count(*span) for span in spans)
+        shown = ", ".join(self._plan.describe(*span) for span in spans[:3]) + (", ..." if len(spans) > 3 else "")
         warn_user(
             f"{self._name} returned None for {rows} of {self._plan.length} rows ({shown}) and results for the "
             "others: the result lacks these rows. Return their results too, or use tdmap.filter to leave out "
@@ -160,11 +160,11 @@ class Gather(Sink[Any]):
         for chunk in chunks:
             obstacle = _not_strided(self._loose[chunk])
             if obstacle is not None:
-                return OutputMismatch(f"{describe_rows(*self._plan.rows(chunk))}: {obstacle}")
+                return OutputMismatch(f"{self._plan.describe(chunk)}: {obstacle}")
             shape = tuple(self._loose[chunk].shape)
             if not self._plan.unbind and len(shape) <= dim:
                 return OutputMismatch(
-                    f"{describe_rows(*self._plan.rows(chunk))}: the function returned a result of shape {shape}, and "
+                    f"{self._plan.describe(chunk)}: the function returned a result of shape {shape}, and "
                     f"map joins results along their rows, dimension {dim}. Return a value for each row; for one value "
                     "of all rows use tdmap.map_reduce or tdmap.reduce, for one a chunk tdmap.map_iter."
                 )
@@ -173,14 +173,14 @@ class Gather(Sink[Any]):
             if self._plan.unbind:
                 before = narrow(before, dim, 0, 1)[(slice(None),) * dim + (0,)]
         else:
-            before, name = self._loose[chunks[0]], describe_rows(*self._plan.rows(chunks[0]))
+            before, name = self._loose[chunks[0]], self._plan.describe(chunks[0])
         before = self._row_of(before)
         for chunk in chunks:
             value = self._row_of(self._loose[chunk])
             if not joinable([before, value], self._plan):
                 return not_alike(
                     describe_difference(before, value),
-                    where=describe_rows(*self._plan.rows(chunk)) + (f", unlike {name}" if name else ""),
+                    where=self._plan.describe(chunk) + (f", unlike {name}" if name else ""),
                     purpose="to be joined",
                     advice=(
                         "Return the same keys, dtypes and row shapes for every chunk, or use map_iter, which "

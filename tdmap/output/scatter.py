@@ -82,7 +82,7 @@ def scatter_rows(
     buckets = ChunkPlan(len(order), block_rows)
 
     def run_each(count: int, fn: Callable[..., int]) -> None:
-        ctx.step(apart(count, streams), ChunkPlan(count, 1), fn)
+        ctx.step(apart(count, streams), ChunkPlan(count, 1, unit="block"), fn)
 
     counts = np.stack(ctx.step(order, buckets, _Count(block_rows, chunks)))
     listed = spill.mapped("rows", len(order) * 8).view(torch.int64)

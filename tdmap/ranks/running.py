@@ -14,7 +14,7 @@ from typing import Any
 from tdmap.data.kinds import Data
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.reader import narrow, rows_of
-from tdmap.errors import AlreadyComplete, OutputMismatch, describe_rows
+from tdmap.errors import AlreadyComplete, OutputMismatch
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Source
@@ -194,7 +194,7 @@ class RankInto(Preallocated):
     def accept(self, start: int, stop: int, kind: Kind, values: tuple[Any, ...]) -> None:
         if kind is Kind.OBJECTS and any(piece is not None for pieces in values for piece in pieces):
             assert self.writer is not None
-            rows = describe_rows(*self.writer.plan.span(start, stop))
+            rows = self.writer.plan.describe(start, stop)
             keys = ", ".join(".".join(path) for path in self.writer.objects)
             raise OutputMismatch(
                 f"{rows}: results have non-tensor entries ({keys}), which ranks cannot write into an existing "

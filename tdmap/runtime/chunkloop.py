@@ -26,7 +26,7 @@ from tdmap.data.objectlog import append
 from tdmap.data.reader import Reader
 from tdmap.data.trees import FreshResults
 from tdmap.data.writer import RowWriter
-from tdmap.errors import RemoteError, add_note, describe_rows
+from tdmap.errors import RemoteError, add_note
 from tdmap.job import Policy, takes_start
 from tdmap.memory.links import is_copied, is_lost
 from tdmap.memory.mapped import check_mapped_files
@@ -339,7 +339,7 @@ class ChunkLoop:
         try:
             self.undo.restore(chunk)
         except Exception as second:
-            rows = describe_rows(*self.plan.rows(chunk))
+            rows = self.plan.describe(chunk)
             add_note(error, f"{rows} could not be put back as they were: {type(second).__name__}: {second}")
             return
         self.undo.release()
@@ -391,7 +391,7 @@ class ChunkLoop:
                 if lost is not None:
                     raise lost
             if result is None and self.policy.needs_results and self.mutated:  # here, where its rows can be put back
-                raise returned_none(describe_rows(*plan.rows(chunk)))
+                raise returned_none(plan.describe(chunk))
             yield chunk, result, target
 
 
@@ -476,5 +476,4 @@ class _Segments:
 
 def note_rows(error: BaseException, plan: ChunkPlan, chunk: int, name: str, worker: str) -> None:
     """Tell the reader of a user's exception where it came from."""
-    start, stop = plan.original_rows(chunk)
-    add_note(error, f"raised by {name} on {describe_rows(start, stop)} (chunk {chunk}), {worker}")
+    add_note(error, f"raised by {name} on {plan.describe(chunk)} (chunk {chunk}), {worker}")

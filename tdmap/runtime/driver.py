@@ -23,7 +23,7 @@ from typing import Any
 from tdmap.data.kinds import tensor_bytes, tensors_of
 from tdmap.data.objects import piece_bytes
 from tdmap.data.reader import rows_of
-from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError, describe_rows
+from tdmap.errors import ChunkTimeout, WorkerLost, WorkerStartError
 from tdmap.events import CallbackList, ChunkRetried, JobEnded, JobStarted, LeaseDone, ResultTaken, WorkerDied
 from tdmap.frames import warn_user
 from tdmap.job import Job
@@ -340,8 +340,8 @@ class Driver:
     def _check_clock(self) -> None:
         running = self.workers.running()
         for worker in self.scheduler.overdue(running, time.monotonic()):
-            first, last = self.job.plan.original_rows(running[worker][0])
-            self.workers.kill(worker, f"{describe_rows(first, last)} ran longer than {self.job.policy.timeout} s")
+            rows = self.job.plan.describe(running[worker][0])
+            self.workers.kill(worker, f"{rows} ran longer than {self.job.policy.timeout} s")
 
     # -- coming back -------------------------------------------------------------------------------
 
@@ -513,7 +513,7 @@ class Driver:
                 "that memory is free."
             )
         rows = self.job.plan.original_rows(chunk)
-        text = f"{describe_rows(*rows)} (chunk {chunk}) of {self.job.name}"
+        text = f"{self.job.plan.describe(chunk)} (chunk {chunk}) of {self.job.name}"
         if lost.reason:
             times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
             return ChunkTimeout(f"{text}: stopped after {times}: {lost.reason}.", rows)

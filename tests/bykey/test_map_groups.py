@@ -134,7 +134,7 @@ def test_errors_do_not_pass_partitions_for_rows():
     data = TensorDict({"k": torch.arange(200) + 1000}, [200])
     with pytest.raises(ZeroDivisionError) as caught:
         tdmap.group_by(data, "k").map_groups(fail, num_workers=0)
-    assert "ranges of keys, not the rows of the dataset" in str(caught.value.__notes__)
+    assert "on range of keys 0 (chunk 0)" in str(caught.value.__notes__)
 
 
 def test_plain_tensors():

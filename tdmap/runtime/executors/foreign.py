@@ -22,7 +22,7 @@ import torch
 
 from tdmap.data.kinds import tensors_of
 from tdmap.data.writer import RowWriter
-from tdmap.errors import WorkerLost, describe_rows
+from tdmap.errors import WorkerLost
 from tdmap.job import Job
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.memory.resources import usable_cores
@@ -232,12 +232,12 @@ class ForeignWorkers(Workers):
         """The error where a process has died with a call."""
         self._broken = True
         check_mapped_files(tensors_of(self._job.source.data))  # a truncated file ends a process by SIGBUS
-        rows = [self._job.plan.span(lease.start, lease.stop) for lease in self._flying.values()]
+        plan, leases = self._job.plan, list(self._flying.values())
+        rows = ", ".join(plan.describe(lease.start, lease.stop) for lease in leases)
         return WorkerLost(
-            f"{process} of the pool died while {self._job.name} ran "
-            f"{', '.join(describe_rows(*span) for span in rows)}. A pool of another library does not report "
+            f"{process} of the pool died while {self._job.name} ran {rows}. A pool of another library does not report "
             "the lost rows, and they are not retried: use num_workers= or a tdmap.WorkerPool.",
-            rows[0],
+            plan.span(leases[0].start, leases[0].stop),
         )
 
     def seat(self, worker: int) -> Seat:
