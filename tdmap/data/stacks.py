@@ -8,6 +8,7 @@ such a stack may have members of one length, and the next one of several.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,6 +37,17 @@ def ragged_columns(data: Data, path: KeyPath = ()) -> Data:
     if all(found[key] is value for key, value in data._source.items()):
         return data
     return data._rebuild(found, data.batch_size[:1], None)
+
+
+def columns_read(data: Data, keys: Iterable[KeyPath | str | None]) -> Data:
+    """:func:`ragged_columns` for a reader of some entries: the others of a lazy stack may differ in any way.
+
+    Args:
+        data: the dataset.
+        keys: the entries; a None among them reads whole rows.
+    """
+    wanted = dict.fromkeys(keys)
+    return ragged_columns(data.select(*wanted) if None not in wanted and has_members(data) else data)
 
 
 def _differ(stack: LazyStackedTensorDict) -> bool:

@@ -16,7 +16,6 @@ from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
-from tdmap.errors import add_note
 from tdmap.job import Job, Source
 from tdmap.keys.aggregates import Grouped
 from tdmap.keys.mapping import MapPartition
@@ -34,7 +33,7 @@ from tdmap.keys.reducing import (
 )
 from tdmap.keys.slots import FEW, KeyTable, distinct
 from tdmap.keys.spilling import Kept, Partitions, write_run
-from tdmap.keys.splits import Splits
+from tdmap.keys.splits import KEY_RANGE, Splits
 from tdmap.memory.spill import Spill
 from tdmap.output.append import CollectPieces, SpillRows
 from tdmap.output.output import Output
@@ -55,8 +54,8 @@ def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...
         if form.key is not None:
             if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
                 raise TypeError(
-                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects, and group_by reduces "
-                    "tensors: use map_groups(fn), or make it a part of the key."
+                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects. Of groups, First and Last "
+                    "reduce these, other reducers tensors: use map_groups(fn), or make it a part of the key."
                 )
             names.append(form.key)
         elif form.reads_rows:
@@ -85,7 +84,8 @@ def reduce_each_group(
     codec, tuning = keyed.codec, ctx.tuning
     source = _source(keyed, payload)
     some = min(int(source.shape[0]), 1)
-    rows = torch.arange(some) if by_number else narrow(select(source, payload), 0, 0, some)
+    # Selected from the rows, as workers do: a sharded dataset has added columns behind its own.
+    rows = torch.arange(some) if by_number else select(narrow(source, 0, 0, some), payload)
     row = one_row(rows)
     trial = try_forms(forms, row)
     length = int(source.shape[0])
@@ -170,11 +170,8 @@ def _each_partition(
 ) -> CollectPieces:
     pieces = CollectPieces(output)
     numbers = torch.arange(splits.count)
-    try:
-        ctx.run(Job(Source(numbers), ChunkPlan(splits.count, 1), SpillRows(fn, spill), ctx.steps), pieces)
-    except Exception as error:
-        add_note(error, f"this job's rows are the {splits.count} ranges of keys, not the rows of the dataset")
-        raise
+    plan = ChunkPlan(splits.count, 1, unit=KEY_RANGE)
+    ctx.run(Job(Source(numbers), plan, SpillRows(fn, spill), ctx.steps), pieces)
     return pieces
 
 

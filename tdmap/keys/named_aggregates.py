@@ -145,6 +145,7 @@ class OrderedGroups:
         value: the entry.
         dropna: leave out rows whose key is NaN.
         descending: from large to small.
+        text: the entry may hold strings or bytes, in the order of their code points.
 
     Raises:
         TypeError: the key is a function, or the entry has no one number a row.
@@ -159,6 +160,7 @@ class OrderedGroups:
         dropna: bool | None,
         spill: Spill,
         descending: bool = False,
+        text: bool = False,
     ) -> None:
         if spec.fn is not None:
             raise TypeError(
@@ -166,7 +168,7 @@ class OrderedGroups:
             )
         require_entry(data, value, "the entry whose order is asked for")
         found = narrow(data, 0, 0, 0).get(value)
-        if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex():
+        if found.dim() != 1 or found.is_complex() if isinstance(found, Tensor) else not text:
             raise TypeError(f"an order within groups needs one number a row, and {value!r} is something else.")
         names = spec.names if value in spec.names else (*spec.names, value)
         descending = descending and value not in spec.names  # groups are in the order of their keys

@@ -14,22 +14,25 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from tdmap.arguments import require_integer
-from tdmap.data.kinds import Data, Dataset, is_data
-from tdmap.data.reader import require_entry
+from tdmap.data.kinds import Data, Dataset, is_data, stored_entry
+from tdmap.data.reader import require_entry, rows_of
 from tdmap.data.schema import Schema
+from tdmap.data.stacks import columns_read
 from tdmap.functions import user_function
-from tdmap.keys.aggregates import grouped_form
+from tdmap.keys.aggregates import GroupedEnd, grouped_form
 from tdmap.keys.group_jobs import map_each_group, payload_of, reduce_each_group
 from tdmap.keys.keys import KeyLike, KeySpec
 from tdmap.keys.named_aggregates import OrderedGroups, parse
 from tdmap.keys.prepare import KeyedData, prepare
+from tdmap.memory.shm import anonymous_tensor
 from tdmap.memory.spill import Spill
 from tdmap.output.append import CollectPieces, place_pieces
 from tdmap.output.permute import deliver, permute_rows
@@ -38,6 +41,10 @@ from tdmap.reducers.base import Key
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point, operation_method
 from tdmap.run.options import MapGroupsOptions, Options
+from tensordict_lite import TensorDict, is_non_tensor
+
+ROW_NUMBER = "__row__"
+"""Entry that stands for one that is no tensor."""
 
 
 @entry_point
@@ -113,8 +120,9 @@ class GroupBy:
     ) -> Any:
         """One row per key: the result of `tdmap.reduce` for the rows of its group.
 
-        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max` and `MinMax` are vectorised over groups, and so are reducers
-        with a method `grouped()` (`tdmap.keys.Grouped`). Other reducers run group by group, in Python.
+        `Count`, `Sum`, `Mean`, `Var`, `Std`, `Min`, `Max`, `MinMax`, `First` and `Last` are vectorised over groups, and
+        so are reducers with a method `grouped()` (`tdmap.keys.Grouped`). Other reducers run group by group, in Python.
+        `First` and `Last` take entries of every kind, the others tensors.
 
         Args:
             reducers: reducers by the names of their entries in the result (a tuple for a nested entry). A single
@@ -182,7 +190,7 @@ class GroupBy:
         def run(spill: Spill) -> tuple[CollectPieces, Callable[[], Schema] | None]:
             return map_each_group(ctx, keyed, self.data, fn, spill)
 
-        return _to_output(ctx, self, keyed, run, has_keys=False)
+        return _to_output(ctx, self, run)
 
     @operation_method
     def agg(
@@ -206,7 +214,8 @@ class GroupBy:
                 Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
                 `"last"`, `"median"`, `"nunique"` (number of distinct values), and `("quantile", q)` for a number or a
                 list of numbers from 0 to 1. Quantiles and `"nunique"` are exact and ignore NaN. They sort the entry,
-                with 16 bytes of memory per row.
+                with 16 bytes of memory per row. `"count"`, `"first"`, `"last"` and `"nunique"` take strings and bytes;
+                `"first"` and `"last"` take ragged rows and objects as well.
             out, **options: as `reduce`.
 
         Returns:
@@ -236,10 +245,11 @@ class GroupBy:
             result = result.exclude("__count__")
         with self._spill(ctx) as spill:
             for key in dict.fromkeys(one.key for one in asked.ordered.values()):
-                groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill)
-                for path, one in asked.ordered.items():
-                    if one.key == key:
-                        result.set(path, groups.distinct() if one.q is None else groups.quantiles(one.q))
+                wanted = {path: one.q for path, one in asked.ordered.items() if one.key == key}
+                text = not any(wanted.values())
+                groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, text=text)
+                for path, q in wanted.items():
+                    result.set(path, groups.distinct() if q is None else groups.quantiles(q))
         return deliver(result, ctx.output)
 
     @operation_method
@@ -256,7 +266,8 @@ class GroupBy:
         """The `k` rows of each group with the largest values of an entry, group by group, largest first.
 
         Args:
-            key: an entry with one number per row. NaN come last; among ties the earlier row comes first.
+            key: an entry with one number, string or bytes per row. NaN come last; among ties the earlier row comes
+                first.
             k: maximum number of rows per group.
             largest: False selects the smallest values, smallest first.
             out, **options: as `reduce`.
@@ -266,7 +277,7 @@ class GroupBy:
 
         Raises:
             KeyError: unknown entry.
-            TypeError: the key is a function, or the entry does not have one number per row.
+            TypeError: the key is a function, or the entry does not have one value per row.
             ValueError: `k` is less than 1.
 
         Example:
@@ -278,7 +289,7 @@ class GroupBy:
         """
         require_integer("k", k, 1)
         with self._spill(ctx) as spill:
-            groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, descending=largest)
+            groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, largest, text=True)
             return permute_rows(ctx, self.data, groups.first_rows(k))
 
     def _spill(self, ctx: Context) -> Spill:
@@ -291,10 +302,36 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
     for name, form in forms.items():
         if form.key is not None and not isinstance(groups.data, Tensor):
             require_entry(groups.data, form.key, f"the entry of the reducer {name!r}")
-    keyed = prepare(ctx, groups.data, groups.spec, "group_by", dropna=groups.dropna)
+    read = [form.key for form in forms.values() if form.key is not None or form.reads_rows]
+    data = columns_read(groups.data, read + [*groups.spec.names] if groups.spec.fn is None else [None])
+    ends = {
+        name: form for name, form in forms.items() if isinstance(form, GroupedEnd) and _holds_objects(data, form.key)
+    }
+    if ends:  # the numbers of the rows are reduced, and stand for the entry until all is done
+        numbers = anonymous_tensor(8 * data.shape[0]).view(torch.int64)
+        torch.arange(len(numbers), out=numbers)
+        data = rows_of(data).with_columns(TensorDict({ROW_NUMBER: numbers}, [len(numbers)]))
+        forms |= {name: GroupedEnd(ROW_NUMBER, form.last) for name, form in ends.items()}
+    keyed = prepare(ctx, data, groups.spec, "group_by", dropna=groups.dropna)
     payload = payload_of(keyed, forms)
     run = functools.partial(reduce_each_group, ctx, keyed, forms, payload=payload)
-    return _to_output(ctx, groups, keyed, run, has_keys=True)
+    restore: list[Callable[[Data], None]] = []
+    if any(label is not None for label in keyed.labels):
+        restore.append(functools.partial(_set_strings, keyed=keyed))
+    if ends:
+        restore.append(functools.partial(_set_rows, data=data, keys={name: form.key for name, form in ends.items()}))
+    return _to_output(ctx, groups, run, restore)
+
+
+def _holds_objects(data: Data, key: Key | None) -> bool:
+    return key is not None and not isinstance(data, Tensor) and is_non_tensor(stored_entry(data, key))
+
+
+def _set_rows(result: Data, data: Data, keys: Mapping[Any, Any]) -> None:
+    """Put the rows of entries in place of their numbers."""
+    for name, key in keys.items():
+        entry = rows_of(rows_of(data).select(key))
+        result.set(name, stored_entry(entry.take(result.get(name)), key))
 
 
 def _parts(groups: GroupBy, reducers: Mapping[Any, Any] | Reducer[Any]) -> dict[Any, Any]:
@@ -320,23 +357,24 @@ def _with_spill_dir(ctx: Context, groups: GroupBy) -> Context:
 def _to_output(
     ctx: Context,
     groups: GroupBy,
-    keyed: KeyedData,
     run: Callable[[Spill], tuple[CollectPieces | Data, Callable[[], Schema] | None]],
-    has_keys: bool,
+    restore: Sequence[Callable[[Data], None]] = (),
 ) -> Data:
-    strings = has_keys and any(label is not None for label in keyed.labels)
-    if strings and ctx.output.given is not None:
+    """The result where the caller wants it. `restore` puts entries in place of the numbers that stand for them."""
+    if restore and ctx.output.given is not None:
         raise ValueError("strings cannot be written into an existing dataset: pass out=None, or a folder.")
-    target, where = ctx.output, _with_spill_dir(ctx.inner() if strings else ctx, groups)
+    target, where = ctx.output, _with_spill_dir(ctx.inner() if restore else ctx, groups)
     with where.spill(later=True) as spill:
         pieces, empty = run(spill)
         if isinstance(pieces, CollectPieces):
             _place(where, pieces, empty, spill)
     # The files of the spill are gone before the folder that they lie in is published.
     result = where.output.result() if isinstance(pieces, CollectPieces) else deliver(pieces, where.output)
-    if not strings:
+    if not restore:
         return result
-    result = _with_strings(result, keyed)
+    result = result.copy() if result.is_locked else result
+    for put in restore:
+        put(result)
     return result if target.store is None else deliver(result, target)
 
 
@@ -357,11 +395,9 @@ def _place(ctx: Context, pieces: CollectPieces, empty: Callable[[], Schema] | No
     place_pieces(ctx.light(nbytes // 8), found, schema, spill)
 
 
-def _with_strings(result: Data, keyed: KeyedData) -> Data:
-    """The strings that the numbers of key columns stand for."""
+def _set_strings(result: Data, keyed: KeyedData) -> None:
+    """Put strings in place of the numbers of key columns that stand for them."""
     for name, labels in zip(keyed.names, keyed.labels):
         numbers = result.get(name, None) if labels is not None else None
         if labels is not None and isinstance(numbers, Tensor):
-            result = result.copy() if result.is_locked else result
             result.set(name, labels[numbers.reshape(-1)])
-    return result

@@ -10,10 +10,10 @@ from typing import Any, TypeVar, Unpack, overload
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, has_members, is_data
+from tdmap.data.kinds import Data, Dataset, is_data
 from tdmap.data.reader import require_entry
 from tdmap.data.sizes import row_bytes_of
-from tdmap.data.stacks import ragged_columns
+from tdmap.data.stacks import columns_read
 from tdmap.functions import as_function, check_placement
 from tdmap.job import function_name
 from tdmap.memory.hidden import AnyPath
@@ -240,10 +240,7 @@ def _columns_of(reducer: Reducer[Any], data: Data) -> Data:
     if not _is_ours(reducer) or isinstance(data, Tensor) or not is_data(data):
         return data
     parts = reducer.parts.values() if isinstance(reducer, Several) else [reducer]
-    keys = [getattr(part, "key", None) for part in parts if not isinstance(part, Count)]
-    if has_members(data) and None not in keys:  # other entries may differ in whatever they like
-        data = data.select(*dict.fromkeys(keys))
-    return ragged_columns(data)
+    return columns_read(data, [getattr(part, "key", None) for part in parts if not isinstance(part, Count)])
 
 
 def _require_entries(reducer: Reducer[Any], data: Data) -> None:

@@ -141,7 +141,7 @@ def test_objects_that_cannot_be_reduced_say_so():
         tdmap.reduce(full_table(), reducers.TopK("thing"), num_workers=0)
     with pytest.raises(TypeError, match="'name' holds Python objects.*Last, Unique, ValueCounts and TopK take objects"):
         tdmap.reduce(full_table(), reducers.Mean("name"), num_workers=0)
-    with pytest.raises(TypeError, match="'name', which holds Python objects, and group_by reduces tensors"):
+    with pytest.raises(TypeError, match="'name', which holds Python objects. Of groups, First and Last reduce these"):
         tdmap.group_by(full_table(), "x").reduce(reducers.Unique("name"), num_workers=0)
 
 
