@@ -16,8 +16,10 @@ from torch import Tensor
 from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.kernel import DeviceLike, stacked_names
+from tensordict_lite.keys import path_of
 from tensordict_lite.ops.arrow_types import joined_types
 from tensordict_lite.settings import settings
+from tensordict_lite.views import is_leaf_nontensor
 
 
 def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -154,13 +156,11 @@ def pad_sequence(
         real = steps >= (longest - lengths[:, None]) if left else steps < lengths[:, None]
         masks[key] = real
     left = padding_side == "left"
-    for key in first._key_list():
-        if key not in result.keys() and not isinstance(first._get_str(key), Tensor):
-            # Non-tensor values: added rows hold None.
-            if any(key not in td.keys() for td in list_of_tds):
-                continue
-            column = [td._get_str(key) for td in list_of_tds]
-            result._set_str(key, _stack_non_tensors(column, result._batch_size, left))
+    shared = [set(td.keys(True, True, is_leaf=is_leaf_nontensor)) for td in list_of_tds]
+    for key in first.keys(True, True, is_leaf=is_leaf_nontensor):
+        if key not in masks and all(key in keys for keys in shared):
+            column = [td._get_path(path_of(key)) for td in list_of_tds]
+            result.set(key, _stack_non_tensors(column, result._batch_size, left))  # added rows hold None
     if mask_key is not None:
         for key, value in masks.items():
             result.set((mask_key, *((key,) if isinstance(key, str) else key)), value)
