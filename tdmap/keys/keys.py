@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -136,10 +137,10 @@ def as_column(value: object, fn: object = None) -> Tensor | list[str]:
         return strings_of(value.tolist(), "the result of the key function")
     if isinstance(value, (list, tuple)):
         kinds = set(map(type, value))
-        if all(issubclass(kind, str) for kind in kinds):
-            return list(value)
         if all(issubclass(kind, (int, float)) for kind in kinds):
             return torch.tensor(value)
+        if all(issubclass(kind, (str, type(None))) for kind in kinds):
+            return list(value)
     raise TypeError(
         "a key function returns one number or string for each row, as a tensor, an array or a list: got "
         f"{type(value).__name__}."
@@ -147,16 +148,16 @@ def as_column(value: object, fn: object = None) -> Tensor | list[str]:
 
 
 def strings_of(values: Any, what: str) -> list[Any]:
-    """A list of strings, or of bytes; or a TypeError."""
+    """A list of strings and None, or of bytes; or a TypeError."""
     kinds = set(map(type, values)) if isinstance(values, list) else {list}
-    if all(issubclass(kind, str) for kind in kinds) or kinds == {bytes}:
+    if all(issubclass(kind, (str, type(None))) for kind in kinds) or kinds == {bytes}:
         return values  # type: ignore[no-any-return]
     found = (
         "nested lists"
         if not isinstance(values, list)
-        else next(type(one).__name__ for one in values if not isinstance(one, str))
+        else next(type(one).__name__ for one in values if not isinstance(one, (str, type(None))))
     )
-    advice = ": have a string stand for None ('' for one), or filter those rows out before" * (found == "NoneType")
+    advice = " beside None: have b'' stand for None, or filter those rows out before" * (kinds == {bytes, type(None)})
     raise TypeError(f"{what} must hold tensors or strings: found {found}{advice}.")
 
 
@@ -167,14 +168,22 @@ class KeyReader:
     Args:
         spec: where the key is.
         codec: how it is encoded.
-        dropna: rows whose key is NaN: None is an error, True leaves them out, False keeps them.
+        dropna: rows whose key is NaN or None: None is an error, True leaves them out, False keeps them.
         what: the operation, for messages.
+        none: the number that stands for a string that is None, for each column; empty where there are no strings.
     """
 
     spec: KeySpec
     codec: KeyCodec
     dropna: bool | None
     what: str
+    none: tuple[int | None, ...] = ()
+
+    def integers(self, values: Sequence[Tensor]) -> tuple[NDArray[Any], int] | None:
+        """As `KeyCodec.integers`; None as well where some rows are left out, or are an error."""
+        if self.dropna is not False and any(number is not None for number in self.none):
+            return None
+        return self.codec.integers(values)
 
     def read(self, chunk: Data, start: int) -> tuple[Words, NDArray[np.int64] | None]:
         """The words of rows, and which rows of the chunk these are: None for all of them.
@@ -214,17 +223,18 @@ class KeyReader:
         rows = np.flatnonzero(missing)
         named = ", ".join(str(start + row) for row in rows[:SHOWN].tolist()) + (", ..." if len(rows) > SHOWN else "")
         raise ValueError(
-            f"{self.what}: the key is NaN in {'row' if len(rows) == 1 else 'rows'} {named}. Pass dropna=True "
+            f"{self.what}: the key is NaN or None in {'row' if len(rows) == 1 else 'rows'} {named}. Pass dropna=True "
             "to leave these rows out, or dropna=False to make them the last group."
         )
 
     def _missing(self, values: Sequence[Tensor]) -> NDArray[np.bool_] | None:
         missing: NDArray[np.bool_] | None = None
-        for value, column in zip(values, self.codec.columns):
-            if column.is_float:
-                nan: NDArray[np.bool_] = value.detach().reshape(-1).isnan().numpy()
-                if nan.any():
-                    missing = nan if missing is None else missing | nan
+        for value, column, none in zip(values, self.codec.columns, self.none or repeat(None)):
+            if column.is_float or none is not None:
+                flat = value.detach().reshape(-1)
+                found: NDArray[np.bool_] = (flat.isnan() if none is None else flat == none).numpy()
+                if found.any():
+                    missing = found if missing is None else missing | found
         return missing
 
 

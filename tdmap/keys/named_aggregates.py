@@ -182,9 +182,9 @@ class OrderedGroups:
         count = len(spec.names)
         keys = columns[:count]
         self.values = columns[names.index(value)]
-        self.missing: NDArray[np.bool_] = (
-            self.values.isnan().numpy() if self.values.is_floating_point() else np.zeros(len(self.rows), dtype=bool)
-        )
+        none = keyed.reader.none[names.index(value)] if keyed.reader.none else None
+        found = self.values.isnan() if self.values.is_floating_point() else self.values == none
+        self.missing: NDArray[np.bool_] = found.numpy() if isinstance(found, Tensor) else np.zeros(len(self.rows), bool)
         if dropna and len(self.rows):
             bad = torch.stack([key.isnan().reshape(len(key), -1).any(1) for key in keys]).any(0).numpy()
             self._keep(np.flatnonzero(~bad))

@@ -178,10 +178,12 @@ def prepare(
     names = spec.names
     first = _first_key(data, spec)
     labels: tuple[Ragged | None, ...] = (None,) * len(first)
+    none: tuple[int | None, ...] = ()
     if any(isinstance(value, list) for value in first):
         data, spec, labels = _number_strings(ctx, data, spec)
         first = _first_key(data, spec)
-    reader = KeyReader(spec, spec.codec(first, descending), dropna, what)
+        none = tuple(len(label) - 1 if label is not None and label.has_none else None for label in labels)
+    reader = KeyReader(spec, spec.codec(first, descending), dropna, what, none)
     return KeyedData(data, reader, [], labels, names).resampled()
 
 
@@ -202,10 +204,8 @@ NUMBERED = "__key_{}__"
 
 
 def _has_ranks(entry: object) -> bool:
-    """Whether rows of an entry can be ranked where they lie: strings or bytes, and no None."""
-    if not is_ragged(entry) or entry.kind == "tensor":
-        return False
-    return entry.kind == "bytes" or not entry.has_none
+    """Whether rows of an entry can be ranked where they lie: strings or bytes."""
+    return is_ragged(entry) and entry.kind in ("str", "bytes")
 
 
 def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpec, tuple[Ragged | None, ...]]:
@@ -236,27 +236,28 @@ class NumberChunk:
     def __init__(self, spec: KeySpec) -> None:
         self.spec = spec
 
-    def __call__(self, chunk: Data, start: int = 0) -> list[tuple[list[str], Tensor] | Tensor]:
+    def __call__(self, chunk: Data, start: int = 0) -> list[tuple[list[Any], Tensor] | Tensor]:
         return [_numbered(value) if isinstance(value, list) else value for value in self.spec.values(chunk)]
 
 
 def _texts(strings: list[Any]) -> Ragged:
-    """Strings, or bytes, as a column; those of subclasses of `str` become strings."""
-    if not strings:
-        return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
+    """Strings, or bytes, as a column; those of subclasses of `str` become strings. A last None is one of them."""
+    if not strings or strings == [None]:
+        none = Ragged.from_list(["", None])
+        return none[1:] if strings else none[:0]  # type: ignore[no-any-return]
     found: Ragged = Ragged.from_list([str.__str__(one) if isinstance(one, str) else one for one in strings])
     return found
 
 
-def _numbered(values: list[str]) -> tuple[list[str], Tensor]:
-    numbers: defaultdict[str, int] = defaultdict()
+def _numbered(values: list[Any]) -> tuple[list[Any], Tensor]:
+    numbers: defaultdict[Any, int] = defaultdict()
     numbers.default_factory = numbers.__len__  # a new string gets the next number, without a step of the interpreter
     rows = np.fromiter(map(numbers.__getitem__, values), np.int32, len(values))
     return list(numbers), torch.from_numpy(rows)
 
 
 def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[Ragged | None, ...]]:
-    """The dataset with an int64 column for each column of strings: their numbers in sorted order."""
+    """The dataset with an int64 column for each column of strings: their numbers in sorted order, that of None last."""
     length = int(data.shape[0])
     entries = [data.get(name) for name in spec.names] if spec.fn is None and is_dense(data) else []
     if entries and all(isinstance(entry, Tensor) or _has_ranks(entry) for entry in entries):
@@ -278,7 +279,8 @@ def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeyS
             if spec.fn is not None:
                 added[name] = torch.cat(parts)
             continue
-        known = sorted({value for strings, _ in parts for value in strings})
+        distinct = {value for strings, _ in parts for value in strings}
+        known = [*sorted(distinct - {None}), *({None} & distinct)]
         numbers = {value: number for number, value in enumerate(known)}
         column = anonymous_tensor(8 * length).view(torch.int64)
         at = 0

@@ -72,7 +72,7 @@ class CutChunk(Step):
     def __call__(self, chunk: Data, start: int = 0) -> Run | Kept | None:
         values = self.reader.values(chunk, start)
         if self.forms is not None and self.table is not None and len(values[0]):
-            integers = self.reader.codec.integers(values)
+            integers = self.reader.integers(values)
             slots = None if integers is None else self.table.dense(*integers, self.room)
             if slots is not None:  # without words of all rows
                 states = self._states_of(self._rows(chunk, start), slots)

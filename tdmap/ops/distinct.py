@@ -34,7 +34,7 @@ def unique(
         data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
-        dropna: leave out keys with a NaN. If False, NaN is one key, the last.
+        dropna: leave out keys with a NaN, or a string that is None. If False, these are one key, the last.
         **options: see `tdmap.Options`.
 
     Returns:

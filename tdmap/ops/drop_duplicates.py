@@ -47,7 +47,7 @@ def drop_duplicates(
     Args:
         data: a tensor or collection with rows in dimension 0. It is not changed.
         key: an entry, a nested entry, a list of entries, or a function of a chunk, as `tdmap.group_by` takes. Rows are
-            duplicates if all entries of the key are equal. NaN equals NaN, and -0.0 equals 0.0.
+            duplicates if all entries of the key are equal. NaN equals NaN, None equals None, and -0.0 equals 0.0.
         keep: the row of each key to keep: `"first"` or `"last"`. None keeps only rows whose key occurs once.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time. Intermediate

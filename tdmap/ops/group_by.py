@@ -63,7 +63,8 @@ def group_by(
         key: an entry, a nested entry (a tuple of strings), a list of entries, or a function of a chunk that returns one
             value per row. Values are bools, integers, floating point numbers (-0.0 equals 0.0), rows of bytes (uint8
             `[rows, bytes]`) or strings (non-tensor entries; lists or arrays that a function returns).
-        dropna: rows with a NaN key raise ValueError (None), are left out (True), or are the last group (False).
+        dropna: rows with a NaN key, or a string that is None, raise ValueError (None), are left out (True), or are the
+            last group (False).
         name: name of the column of a key function in the result.
         spill_dir: folder for intermediate files. Default: `out` if it is a path, otherwise the temporary folder; for
             `reduce` with string keys, always the temporary folder.
@@ -132,13 +133,13 @@ class GroupBy:
             **options: see `tdmap.Options`. `group_by(spill_dir=)` sets the folder of intermediate files.
 
         Returns:
-            A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN last), of batch size
-            `[keys]`. The same bits for any number of workers, because floating-point sums have a fixed order.
+            A TensorDict with the key columns and an entry for each reducer, sorted by key (NaN and None last), of batch
+            size `[keys]`. The same bits for any number of workers, because floating-point sums have a fixed order.
 
         Raises:
             KeyError: unknown entry; lists the entries.
-            ValueError: a key is NaN; `reducers` is empty or has the name of a key; results of a reducer differ in
-                shape.
+            ValueError: a key is NaN or None; `reducers` is empty or has the name of a key; results of a reducer differ
+                in shape.
             TypeError: a value of `reducers` is not a reducer.
             OutputMismatch: `out` has too few rows or other dtypes.
             ResumeMismatch: with `resume`, the folder holds another run; names the difference.
@@ -173,7 +174,7 @@ class GroupBy:
 
         Raises:
             KeyError: unknown entry; lists the entries.
-            ValueError: a key is NaN; or no call returned rows, so the schema of the result is unknown.
+            ValueError: a key is NaN or None; or no call returned rows, so the schema of the result is unknown.
             OutputMismatch: results differ in entries, dtypes or shapes.
             Exception: the exception of `fn`, with a note that names the key.
 
@@ -213,9 +214,9 @@ class GroupBy:
 
                 Names are `"count"`, `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"`, `"minmax"`, `"first"`,
                 `"last"`, `"median"`, `"nunique"` (number of distinct values), and `("quantile", q)` for a number or a
-                list of numbers from 0 to 1. Quantiles and `"nunique"` are exact and ignore NaN. They sort the entry,
-                with 16 bytes of memory per row. `"count"`, `"first"`, `"last"` and `"nunique"` take strings and bytes;
-                `"first"` and `"last"` take ragged rows and objects as well.
+                list of numbers from 0 to 1. Quantiles and `"nunique"` are exact and ignore NaN and None. They sort the
+                entry, with 16 bytes of memory per row. `"count"`, `"first"`, `"last"` and `"nunique"` take strings and
+                bytes; `"first"` and `"last"` take ragged rows and objects as well.
             out, **options: as `reduce`.
 
         Returns:

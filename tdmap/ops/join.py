@@ -87,7 +87,7 @@ def join(
         a, b: collections with rows in dimension 0.
         on: an entry of both, a nested entry (a tuple of strings), a list of entries, or a mapping of entries of `a` to
             entries of `b`. `tdmap.group_by` lists the types. Dtypes must be equal; integers may have different widths.
-            NaN equals no key, not even NaN.
+            NaN and None equal no key, themselves included.
         how: the type of join.
 
             - `"inner"`: pairs of rows with equal keys.

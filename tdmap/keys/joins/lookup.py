@@ -229,7 +229,7 @@ def lookup_of(ctx: Context, keyed: KeyedData, spill: Spill) -> Lookup:
     is_small = rows * 8 * (keyed.codec.num_words + 1) <= tuning.lookup_here_bytes
     source = select(keyed.data, spec.names)
     if (is_small or not spec.casts) and len(distinct(keyed.sample)[0]) == len(keyed.sample[0]):  # none occurs twice
-        integers = keyed.codec.integers(keyed.reader.values(source, 0))
+        integers = keyed.reader.integers(keyed.reader.values(source, 0))
         found = None if integers is None else Lookup.of_integers(*integers, shares, tuning.lookup_bytes)
         if found is not None:
             return found

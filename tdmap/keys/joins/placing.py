@@ -49,7 +49,7 @@ class FindRows(Step):
 
     def __call__(self, chunk: Data, start: int = 0) -> Data:
         values = self.reader.values(chunk, start)
-        integers = self.reader.codec.integers(values) if self.lookup.span >= 0 else None
+        integers = self.reader.integers(values) if self.lookup.span >= 0 else None
         kept = None
         if integers is not None:
             found, counts = self.lookup.find_integers(*integers)

@@ -128,6 +128,10 @@ def _renumbered(keyed: KeyedData, index: int, ranks: Tensor) -> KeyedData:
     if not len(column):
         return keyed
     numbers = ranks[column]
+    none = list(keyed.reader.none)
+    if none[index] is not None:
+        none[index] = int(ranks[none[index]])
+        keyed = replace(keyed, reader=replace(keyed.reader, none=tuple(none)))
     if is_dense(keyed.data):
         column.copy_(numbers)  # what workers map already
         return keyed
