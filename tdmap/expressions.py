@@ -48,7 +48,8 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
 }
 """What each sign does, and how tightly it binds: for parentheses in what is printed."""
 
-_COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
+_ORDERS = frozenset({"<", "<=", ">", ">="})
+_COMPARISONS = _ORDERS | {"==", "!="}
 
 _UNARY: dict[str, Callable[[Any], Any]] = {"~": operator.invert, "-": operator.neg}
 
@@ -56,7 +57,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "abs": lambda values: np.abs(values),
     "is_nan": lambda values: _is_nan(values),
     "isin": lambda values, wanted: _is_in(values, wanted),
-    "between": lambda values, low, high: (values >= low) & (values <= high),
+    "between": lambda values, low, high: _ordered(">=", values, low) & _ordered("<=", values, high),
     "any": lambda values: _of_row(values, np.any),
     "all": lambda values: _of_row(values, np.all),
     "sum": lambda values: _of_row(values, np.sum),
@@ -287,7 +288,7 @@ class Applied(Expression):
                 said = "a text" if isinstance(text, str) else "bytes"
                 raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {said}.")
         try:
-            return _BINARY[sign][0](_whole(left), _whole(right))
+            return _ordered(sign, left, right) if sign in _ORDERS else _BINARY[sign][0](_whole(left), _whole(right))
         except TypeError as error:
             raise TypeError(f"{self!r} cannot be computed: {error}") from error
 
@@ -441,6 +442,25 @@ def _array(value: Data, column: Expression) -> Any:
 def _whole(value: object) -> object:
     """A text or bytes as an object: numpy would make an array of it, and cut zeros off its end."""
     return np.array(value, dtype=object) if isinstance(value, (str, bytes)) else value
+
+
+def _ordered(sign: str, left: Any, right: Any) -> Any:
+    """A comparison that is false for None, as it is for NaN."""
+    compare = _BINARY[sign][0]
+    sides: list[Any] = [_whole(left), _whole(right)]
+    missing = [_is_none(side) for side in sides]
+    if not any(map(np.any, missing)):
+        return compare(*sides)
+    one, other, present = np.broadcast_arrays(*sides, ~(missing[0] | missing[1]))
+    found = np.zeros(present.shape, dtype=bool)
+    found[present] = compare(one[present], other[present])
+    return found
+
+
+def _is_none(values: Any) -> Any:
+    if values is None or (isinstance(values, np.ndarray) and values.dtype.kind == "O"):
+        return np.asarray(operator.eq(np.asarray(values, dtype=object), None), dtype=bool)
+    return np.False_  # a scalar stays one, so that it does not get a dtype
 
 
 def _objects(values: list[Any], shape: tuple[int, ...]) -> Any:

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap import col
 from tdmap.errors import OutputMismatch, ResumeMismatch
-from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorDict
+from tensordict_lite import LazyStackedTensorDict, Ragged, TensorClass, TensorDict
 
 ROWS = 10_007
 
@@ -95,6 +95,24 @@ def test_few_rows(rows: int) -> None:
     data = table(rows)
     found = tdmap.filter(data, (col("id") % 2 == 1) & (col("word") != ""), num_workers=0)
     assert found["id"].tolist() == list(range(1, rows, 2)) and found.keys() == data.keys()
+
+
+@pytest.mark.parametrize("kind", ["list", "column"])
+def test_none_is_neither_smaller_nor_larger(kind: str) -> None:
+    words = ["b", None, "a", "c", None]
+    frame = pandas.DataFrame({"s": words, "other": words[::-1], "id": range(5)})
+    column = Ragged.from_list if kind == "column" else list
+    data = TensorDict({"s": column(words), "other": column(words[::-1]), "id": torch.arange(5)}, [5])
+    for sign in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
+        for other in ("b", "a"):
+            wanted = frame.id[sign(frame.s, other)].tolist()
+            assert tdmap.filter(data, sign(col("s"), other), num_workers=0)["id"].tolist() == wanted
+        if sign not in (operator.eq, operator.ne):  # None equals None here, as in Python
+            wanted = frame.id[sign(frame.s, frame.other)].tolist()
+            assert tdmap.filter(data, sign(col("s"), col("other")), num_workers=0)["id"].tolist() == wanted
+    between = frame.id[frame.s.between("a", "b")].tolist()
+    assert tdmap.filter(data, col("s").between("a", "b"), num_workers=0)["id"].tolist() == between
+    assert tdmap.filter(data, ~(col("s") < "b"), num_workers=0)["id"].tolist() == [0, 1, 3, 4]
 
 
 def test_lazy_stacks_and_tensorclasses() -> None:
