@@ -322,6 +322,29 @@ def test_a_torn_row_is_named(tmp_path: Path, name: str, torn: str, told: str, ro
     assert f"row {row}{line}".replace("\\", "") in str(caught.value)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("torn", ['3,"', '3,"c', '3,"c""', '"3', '3,"c\n4,d\n5,""\n'])
+@pytest.mark.parametrize("before", [["1,a"], ["1,a", "2", '2,"5"""'], ["1,a"] * 30_000])
+def test_a_quote_that_is_not_closed_is_named(tmp_path: Path, before: list[str], torn: str, end: str) -> None:
+    path, torn = tmp_path / "x.csv", torn.replace("\n", end)
+    rows = [row for row in before if "," in row]
+    with tuning.use(text_bytes=1 << 10):
+        for last in ("", end):
+            path.write_bytes(end.join(["n,t", *before, torn + last]).encode())
+            with pytest.raises(ValueError, match=r"x\.csv: .*(quote that is not closed|got 1).*on_error='skip'"):
+                read(path)
+            found: list[Any] = []
+            assert len(read(path, on_error=found.append)) == len(rows)
+            assert found[-1].line == len(before) + 2 and found[-1].text == torn.rstrip(end)
+            assert len(found) == 1 + len(before) - len(rows)
+        for closed in ('3,""', '3,"c""\n"', '3,5"'):
+            path.write_bytes(end.join(["n,t", *rows, closed]).encode())
+            assert len(read(path)) == len(rows) + 1
+    path.write_bytes(f'n,"t{end}1,a{end}'.encode())
+    with pytest.raises(ValueError, match="line 1 has a quote that is not closed"):
+        read(path)
+
+
 def test_blank_lines_count_as_lines(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n\n\n{"a": 2}\n{"a": \n')
     with pytest.raises(ValueError, match=r"row 2 \(line 5\)"):

@@ -29,8 +29,10 @@ def codec_of(path: str) -> str | None:
 
 def blocks_of(
     path: str, cut: Callable[[bytes], int], size: int, longest: int = LONGEST
-) -> Generator[bytes, None, None]:
+) -> Generator[tuple[bytes, bool], None, None]:
     """The content of a file, local or of a URL, as it is before compression, without its byte order mark.
+
+    Each block comes with whether its last row ends in it. The last block of a file may lack this end.
 
     Args:
         path: the file.
@@ -48,7 +50,7 @@ def blocks_of(
             held += found if held or rows_end else found.removeprefix(BOM)
             end = cut(held)
             if end:
-                yield held[:end]
+                yield held[:end], True
                 held, wanted, rows_end = held[end:], size, rows_end + end
             elif len(held) >= longest:
                 raise ValueError(
@@ -57,7 +59,7 @@ def blocks_of(
             else:
                 wanted = len(held)
     if held:
-        yield held
+        yield held, False
 
 
 def last_line(data: bytes) -> int:
@@ -94,6 +96,11 @@ class Records:
         ends = self._ends(data, b"\r\n")
         end = int(ends[0]) if len(ends) else len(data)
         return end + (data[end - 1 : end + 1] == b"\r\n")
+
+    def unclosed(self, data: bytes) -> int | None:
+        """Where the record begins whose quoted text has no end; None: all quotes are closed."""
+        ends = [0, *self._ends(data + b"\n", b"\r\n")]
+        return None if ends[-1] > len(data) else int(ends[-1])
 
     def _ends(self, data: bytes, marks: bytes) -> np.ndarray:
         """Behind which of these bytes a record ends."""

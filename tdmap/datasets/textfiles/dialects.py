@@ -55,6 +55,9 @@ class Dialect(Protocol):
     def begin(self, block: bytes) -> bytes:
         """The first block without its header."""
 
+    def require_end(self, block: bytes) -> None:
+        """Raise ValueError if the last row of the last block of a file is torn, and a parser would take it."""
+
     def passed(self, block: bytes) -> None:
         """The block that was inferred or parsed last lies behind."""
 
@@ -95,6 +98,7 @@ class Csv:
     def begin(self, block: bytes) -> bytes:
         block = block.lstrip(b"\r\n")
         end = self._records.first(block)
+        self.require_end(block[:end])
         try:
             self._names = self._read(block[:end], {}).schema.names if block else []
         except pyarrow().ArrowInvalid as error:
@@ -102,6 +106,12 @@ class Csv:
         require_columns(self._path, self._columns, self._names)
         self._line += block[:end].count(b"\n")
         return block[end:]
+
+    def require_end(self, block: bytes) -> None:
+        start = self._records.unclosed(block)  # Arrow adds all lines behind an open quote to its text
+        if start is not None:
+            line = self._line + block[:start].count(b"\n")
+            raise ValueError(f"{self._path}: the row that begins in line {line} has a quote that is not closed")
 
     def passed(self, block: bytes) -> None:
         self._row += self._rows
@@ -144,9 +154,14 @@ class Csv:
             found.append(row.text.encode())
             return "skip"
 
-        text = dict.fromkeys(self._names, pyarrow().string())
-        self._read(block, text, invalid_row=skip)
         torn: Torn = {}
+        unclosed = self._records.unclosed(block)
+        if unclosed is not None:
+            block, rest = block[:unclosed], block[unclosed:]
+            torn[self._line + block.count(b"\n")] = rest.rstrip(b"\r\n").decode(errors="replace")
+        text = dict.fromkeys(self._names, pyarrow().string())
+        if block.strip():
+            self._read(block, text, invalid_row=skip)
         at = 0
         for row in found:
             start = block.find(row, at)
@@ -272,6 +287,9 @@ class JsonLines:
 
     def begin(self, block: bytes) -> bytes:
         return block
+
+    def require_end(self, block: bytes) -> None:
+        pass  # the parser refuses a torn line
 
     def passed(self, block: bytes) -> None:
         self._row += self._rows

@@ -46,10 +46,10 @@ class TextTypes:
     def tables(self, path: str, dialect: Dialect) -> Generator[Any, None, None]:
         """The tables of a file; none from the block on that does not fit."""
         is_first = True
-        for block in blocks_of(path, dialect.cut, self._block_bytes):
+        for block, is_whole in blocks_of(path, dialect.cut, self._block_bytes):
             if is_first:
                 is_first, block = False, dialect.begin(block)
-            table = self._parsed(path, block, dialect) if block else None
+            table = self._parsed(path, block, dialect, is_whole) if block else None
             dialect.passed(block)
             if table is not None and not self._grew:
                 yield table if self._columns is None else table.select(list(self._columns))
@@ -73,8 +73,10 @@ class TextTypes:
         fields = [name for name in self.given if name.partition(".")[0] not in known]
         return [name for name in [*(self._columns or ()), *fields] if name not in known]
 
-    def _parsed(self, path: str, block: bytes, dialect: Dialect) -> Any:
+    def _parsed(self, path: str, block: bytes, dialect: Dialect, is_whole: bool) -> Any:
         try:
+            if not is_whole:
+                dialect.require_end(block)
             return self._fitted(block, dialect)
         except ValueError as error:
             try:
