@@ -64,7 +64,14 @@ def from_pandas(
     if getattr(frame, "ndim", None) != 2:
         raise TypeError(f"frame must be a DataFrame: got a {type(frame).__name__}.")
     pa = pyarrow()
-    table = pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        if len(error.args) < 2:  # of the frame, not of a column
+            raise
+        raise TypeError(
+            f"{error.args[1]}: {error.args[0]}. Cast the column, as by .astype(str), or leave it out by frame.drop()."
+        ) from None
     for number in range(frame.shape[1]):
         values = frame.iloc[:, number]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f" and table.column(number).null_count:

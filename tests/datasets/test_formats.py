@@ -756,6 +756,8 @@ def test_what_is_no_data_frame_is_told() -> None:
         from_polars(polars.DataFrame({"a": [1], "o": polars.Series([object()], dtype=polars.Object)}))
     with pytest.raises(TypeError, match="must be a DataFrame: got a Series"):
         from_pandas(pd.Series([1]))
+    with pytest.raises(TypeError, match=r"column m .*'x'.*Cast the column, as by \.astype"):
+        from_pandas(pd.DataFrame({"a": [1, 2], "m": [1, "x"]}))
 
 
 MASKED = np.ma.masked_equal(np.array([1, -9999, 3]), -9999)

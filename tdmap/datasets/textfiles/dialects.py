@@ -267,6 +267,14 @@ def _number(text: str | None, value: object) -> Any:
     return int(text) if value is not None and text is not None and _WHOLE.fullmatch(text) else value
 
 
+def _with_advice(text: str) -> str:
+    if "Column() changed" in text:
+        return f"{text}: each line must be an object"
+    if "changed from" in text:
+        return f"{text}. A column has one type: change these values, or cast them in pandas and call from_pandas"
+    return text
+
+
 class JsonLines:
     """An object a line.
 
@@ -321,7 +329,7 @@ class JsonLines:
         name = next((name for name in types if self._refusal(lines[first:last], {name: types[name]})), None)
         text = _OF_A_LINE.sub(r"\1", str(self._refusal(lines[first:last], types)))
         told = "" if name is None else f"the column {name!r}, which is {types[name]} before or by types=: "
-        raise ValueError(f"{self._path}: {told}{text} in {self._place(block, first)}")
+        raise ValueError(_with_advice(f"{self._path}: {told}{text} in {self._place(block, first)}"))
 
     def without_torn(self, block: bytes) -> tuple[bytes, Torn]:
         lines = block.split(b"\n")
@@ -355,7 +363,7 @@ class JsonLines:
     def _raise(self, error: Exception, block: bytes) -> NoReturn:
         found = _OF_A_LINE.match(str(error))
         text = str(error) if found is None else f"{found[1]} in {self._place(block, int(found[2]))}"
-        raise ValueError(f"{self._path}: {text}") from None
+        raise ValueError(_with_advice(f"{self._path}: {text}")) from None
 
     def _place(self, block: bytes, number: int) -> str:
         lines = [line for line, text in enumerate(block.split(b"\n"), self._line + 1) if text.strip()]
