@@ -9,7 +9,7 @@ from torch import Tensor
 from tdmap.data.kinds import Data, Dataset, tensors_of
 from tdmap.data.objects import objects_of
 from tdmap.data.stacks import ragged_columns
-from tdmap.diagnostics.columns import ColumnReducer, Columns, is_number
+from tdmap.diagnostics.columns import QUANTILES, ColumnReducer, Columns, is_number
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
@@ -39,14 +39,15 @@ class Summary(dict[str, Any]):
         self.others = others
 
     def __repr__(self) -> str:
-        head = ("column", "count", "NaN", "min", "max", "mean", "std", "")
+        head = ("column", "count", "NaN", "min", "max", "mean", "std", *(f"{q:.0%}" for q in QUANTILES), "")
+        last = len(head) - 1
         lines: list[tuple[str, ...]] = [head]
         for name, one in self.items():
-            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *one.texts[:4], one.sparkline))
-        lines += [(name, *[""] * 6, kind) for name, kind in self.others.items()]
-        widths = [max(len(line[column]) for line in lines) for column in range(7)]
+            lines.append((name, f"{one.count:,}", f"{one.nan:,}", *one.texts, one.sparkline))
+        lines += [(name, *[""] * (last - 1), kind) for name, kind in self.others.items()]
+        widths = [max(len(line[column]) for line in lines) for column in range(last)]
         text = [
-            "  ".join([line[0].ljust(widths[0]), *(line[n].rjust(widths[n]) for n in range(1, 7)), line[7]]).rstrip()
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:last], widths[1:]), line[last]]).rstrip()
             for line in lines
         ]
         return "\n".join([f"{self.rows:,} rows", *text])

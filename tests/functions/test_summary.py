@@ -38,7 +38,10 @@ def test_figures_are_those_of_pandas(tmp_path: Path, workers: int) -> None:
         assert one.count == column["count"] and one.min == column["min"] and one.max == column["max"]
         assert (one.mean, one.std) == pytest.approx((column["mean"], column["std"]), rel=1e-4)
     assert found.rows == 500 and found["text (length)"].count == 500 and not found.others
-    assert "500 rows" in repr(found) and "deep.n" in repr(found)
+    head, *lines = repr(found).splitlines()[1:]
+    assert "500 rows" in repr(found) and head.split() == "column count NaN min max mean std 5% 50% 95%".split()
+    shown = {line.split()[0]: line.split()[7:10] for line in lines}
+    assert shown["deep.n"] == list(found["deep.n"].texts[4:]) and shown["label"][1] == "4"
 
 
 def test_ragged_entries_count_by_their_lengths() -> None:
