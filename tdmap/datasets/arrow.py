@@ -192,8 +192,8 @@ def _value_of(pa: ModuleType, array: pa.Array, name: str, nulls: str, start: int
     if array.null_count and nulls == "raise":
         row = start + int(np.flatnonzero(np.asarray(array.is_null()))[0])
         raise ValueError(
-            f"the column {name!r} has {array.null_count:,} nulls, the first in row {row}: pass nulls='mask' "
-            "for zeros and a bool column, or fill them first."
+            f"the column {name!r} has nulls, the first in row {row}: pass nulls='mask' for zeros and a bool column, "
+            "or fill them first."
         )
     if _is_text(pa.types, array.type) or pa.types.is_nested(array.type):
         require_utf8(array, f"the column {name!r}", start)

@@ -244,7 +244,7 @@ def test_nulls_are_told_or_masked(tmp_path: Path) -> None:
     pq.write_table(data, tmp_path / "x.parquet")
     for name in data.column_names:
         row = data[name].to_pylist().index(None)
-        with pytest.raises(ValueError, match=f"{name!r} has 1 nulls, the first in row {row}"):
+        with pytest.raises(ValueError, match=f"{name!r} has nulls, the first in row {row}"):
             from_arrow(data.select([name]))
     with pytest.raises(ValueError, match="nulls='mask'"):
         read(tmp_path / "x.parquet", tmp_path / "raises", num_workers=2)
@@ -456,7 +456,7 @@ def test_a_large_row_group_is_read_in_parts(tmp_path: Path) -> None:
     assert pool.max_memory() < text.nbytes * 2 // 3
     table = to_arrow(found, nulls="mask")
     assert table["n"].combine_chunks() == numbers and table["s"].combine_chunks().cast(pa.string()) == text
-    with pytest.raises(ValueError, match=r"'n' has 1 nulls, the first in row 599999: .* row group 0 of .*x\.parquet"):
+    with pytest.raises(ValueError, match=r"'n' has nulls, the first in row 599999: .* row group 0 of .*x\.parquet"):
         read(tmp_path / "x.parquet", tmp_path / "other", num_workers=0)
 
 
@@ -576,7 +576,7 @@ def test_nulls_of_every_type_are_masked(tmp_path: Path, column: Any) -> None:
             assert back.is_valid().to_pylist() == column.is_valid().to_pylist()
             stored = column.storage if column.type == pa.uuid() else column
             assert back[0].as_py() == stored[0].as_py()
-    with pytest.raises(ValueError, match=r"x\.arrow: the column 'u' has . nulls, the first in row"):
+    with pytest.raises(ValueError, match=r"x\.arrow: the column 'u' has nulls, the first in row"):
         read(tmp_path / "x.arrow")
     assert list(from_arrow(data[:0]).keys()) == ["i", "u"]
 
