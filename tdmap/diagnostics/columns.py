@@ -219,10 +219,12 @@ def number(value: float | None) -> str:
     """A number for a table.
 
     Example:
-        >>> number(3.0), number(0.123456), number(None)
-        ('3', '0.1235', '-')
+        >>> number(3.0), number(0.123456), number(19999.0), number(None)
+        ('3', '0.1235', '19999', '-')
     """
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _ticks(kind: TimeType, span: float) -> Callable[[float, float], str]:
