@@ -917,8 +917,8 @@ class ConvertOps(Kernel):
     def arrow_types(self) -> dict[Any, str]:
         """The Arrow type of each int32 or int64 entry that holds dates, times or durations, by key.
 
-        Readers of files set it; writers, formulas (``col``) and joins use it. Indexing, selecting, joining rows,
-        saving, loading, pickling and writing into an entry keep it. A renamed entry is a plain number. Assignable: a
+        Readers of files set it; writers, formulas (``col``) and joins use it. Indexing, selecting, renaming,
+        flattening keys, joining rows, saving, loading, pickling and writing into an entry keep it. Assignable: a
         dictionary by (nested) keys replaces all types.
 
         Raises:

@@ -720,7 +720,8 @@ class KeyOps(Kernel):
         if inplace:
             self._require_unlocked()
         flat: dict[str, Any] = {}
-        if _flatten_into(self, "", separator, is_leaf, flat):
+        types: dict[str, str] = {}
+        if _flatten_into(self, "", separator, is_leaf, flat, types):
             names = _collisions(self, separator, is_leaf)
             raise KeyError(f"Flattening keys in tensordict causes keys {names} to collide (separator {separator!r})")
         if inplace:
@@ -730,6 +731,8 @@ class KeyOps(Kernel):
             new = self
         else:
             new = self._plain_rebuild(flat)
+        if types:
+            new._types = types
         new._last_op = (weakref.ref(self), lambda td: td.unflatten_keys(separator))
         return new
 
@@ -770,9 +773,12 @@ class KeyOps(Kernel):
                     raise _exists(key, separator)
                 else:
                     level._source[last] = value
+        types = pruned(self._types, self._source)
         if inplace:
             self._keep(root._source)
             root = self
+        for key, name in (types or {}).items():
+            name_type(root, tuple(key.split(separator)), name)
         root._last_op = (weakref.ref(self), lambda td: td.flatten_keys(separator))
         return root
 
@@ -991,16 +997,20 @@ def _check_free(td: Any, path: tuple[str, ...]) -> None:
             raise ValueError(f"the destination {path} runs through the entry {path[:depth]}, which is not a tensordict")
 
 
-def _flatten_into(td: Any, prefix: str, separator: str, is_leaf: IsLeaf | None, out: dict[str, Any]) -> bool:
-    """Add the leaves of a tree under joined names; return whether two of them collide."""
+def _flatten_into(
+    td: Any, prefix: str, separator: str, is_leaf: IsLeaf | None, out: dict[str, Any], types: dict[str, str]
+) -> bool:
+    """Add the leaves of a tree, and their Arrow types, under joined names; return whether two names collide."""
     collide = False
+    if td._types is not None:
+        types.update((prefix + key, name) for key, name in td._types.items())
     for key, value in td._entries():
         name = prefix + key
         if isinstance(value, Tensor) or (value._is_non_tensor if is_leaf is None else is_leaf(type(public(value)))):
             collide |= name in out
             out[name] = value
         elif not value._is_non_tensor:
-            collide |= _flatten_into(value, name + separator, separator, is_leaf, out)
+            collide |= _flatten_into(value, name + separator, separator, is_leaf, out, types)
     return collide
 
 

@@ -47,6 +47,8 @@ KEPT: dict[str, Callable[[TensorDict, Path], Any]] = {
     "shared": lambda data, path: data.clone().share_memory_(),
     "update": lambda data, path: data.clone().update({"x": torch.zeros(4)}),
     "written": lambda data, path: data.clone().set("day", torch.zeros(4, dtype=torch.int32)),
+    "flat and nested": lambda data, path: data.flatten_keys("/").unflatten_keys("/"),
+    "flat and nested in place": lambda data, path: data.flatten_keys(inplace=True).unflatten_keys(inplace=True),
     "lock": lambda data, path: data.clone().lock_(),
 }
 
@@ -66,6 +68,8 @@ def test_types_follow_names_and_go_with_entries() -> None:
         ("in", "day"): TYPES["day"],
         ("in", "seen"): TYPES["in", "seen"],
     }
+    flat = {"day": TYPES["day"], "in.seen": TYPES["in", "seen"]}
+    assert data.flatten_keys(".").arrow_types == data.clone().flatten_keys(inplace=True).arrow_types == flat
     less = data.clone()
     del less["day"]
     less["day"] = torch.arange(4)
