@@ -26,16 +26,18 @@ def is_engine_frame(filename: str) -> bool:
 
 
 def without_engine(tail: TracebackType | None, all_of_it: bool = False) -> TracebackType | None:
-    """The same traceback without frames of the engine.
+    """The same traceback without frames of the engine, and of its context managers in `contextlib`.
 
     Args:
         tail: the traceback.
         all_of_it: also where nothing else would be left; else it is unchanged then.
     """
     kept = []
-    step = tail
+    step, below_engine = tail, False
     while step is not None:
-        if not is_engine_frame(step.tb_frame.f_code.co_filename):
+        file = step.tb_frame.f_code.co_filename
+        below_engine = is_engine_frame(file) or (below_engine and file == contextlib.__file__)
+        if not below_engine:
             kept.append(step)
         step = step.tb_next
     if os.environ.get(FULL) or not (kept or all_of_it):

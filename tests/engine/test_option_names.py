@@ -189,7 +189,14 @@ def require_users_frames_alone(call):
     shown = "".join(traceback.format_exception(caught.value))
     assert "in boom" in shown and "in helper" in shown and "return 1 // 0" in shown
     engine = [line for line in shown.splitlines() if line.startswith(f'  File "{ROOT / "tdmap"}')]
-    assert not engine and "api/engine.py" not in shown
+    assert not engine and "api/engine.py" not in shown and "contextlib.py" not in shown
+
+
+def test_a_refusal_of_the_engine_shows_the_call_alone(table, tmp_path):
+    tdmap.map(table, lambda rows: {"y": rows["label"] + 1}, out=tmp_path / "out", num_workers=0, resume=True)
+    with pytest.raises(tdmap.errors.ResumeMismatch) as caught:
+        tdmap.map(table, lambda rows: {"y": rows["label"] + 2}, out=tmp_path / "out", num_workers=0, resume=True)
+    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [__file__]
 
 
 def test_all_frames_are_shown_on_request(table, monkeypatch):
