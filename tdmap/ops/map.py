@@ -240,7 +240,8 @@ def map(
 def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
     if ctx.resume:
         raise ValueError(
-            "resume=True keeps its log in the output folder: pass the path of a folder as out=, or out=data."
+            "resume=True keeps its log in the output folder: pass the path of a folder as out=, or out=data to change "
+            "the data in place."
         )
     if rank is not None:
         whole, job = job, by_ranks.part_of(job, rank)

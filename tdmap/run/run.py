@@ -173,14 +173,14 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
                     changes,
                     "holds an unfinished in-place run that differs from this one",
                     "Only some rows are changed: finish that run first, by repeating its call; or restore "
-                    "the dataset from a copy and remove the folder.",
+                    "the dataset from a copy and remove its .tdmap folder.",
                 )
     elif ledgers.has_changes(folder):
         refuse(
             folder,
             ["the log of the run is gone, or cut"],
             "holds an unfinished in-place run",
-            "Only some rows are changed: restore the dataset from a copy and remove the folder.",
+            "Only some rows are changed: restore the dataset from a copy and remove its .tdmap folder.",
         )
     if os.path.lexists(folder / REPLACED):
         remove(folder / HISTORY)
@@ -219,7 +219,7 @@ def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], o
         "holds a complete in-place run" if over else "holds an unfinished in-place run",
         "To change the rows again, call it without resume=True."
         if over
-        else "Restore the dataset from a copy, or save all of its columns again, and remove the folder.",
+        else "Restore the dataset from a copy, or save all of its columns again, and remove its .tdmap folder.",
     )
 
 
@@ -235,5 +235,5 @@ AFTER_CRASH = (
     f"  - If it was shut down cleanly (file systems unmounted), all changes did: pass resume={TRUST!r}.\n"
     f"  - If running the function twice on a row does no harm, pass resume={REDO!r}, which runs every chunk again that "
     "may not have reached the disk.\n"
-    "  - Otherwise restore the dataset from a copy and remove the folder."
+    "  - Otherwise restore the dataset from a copy and remove its .tdmap folder."
 )
