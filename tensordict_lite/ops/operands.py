@@ -274,18 +274,20 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
             theirs.append(match)
         elif isinstance(value, Tensor):
             if not isinstance(match, Tensor):
+                if match is not None and match._is_unbatched:
+                    _check_both_have_rows(key, value, match)
                 same = False
                 continue
             ours.append(value)
             theirs.append(match)
-        elif match is None or isinstance(match, Tensor):
+        elif match is None:
             same = False
-        elif value._is_unbatched:
-            if match._is_unbatched:
-                ours.append(value._leaves()[0])
-                theirs.append(match._leaves()[0])
-            else:
-                same = False
+        elif value._is_unbatched and _is_leaf(match):
+            _check_both_have_rows(key, value, match)
+            ours.append(value._leaves()[0])
+            theirs.append(match._leaves()[0])
+        elif value._is_unbatched or isinstance(match, Tensor):
+            same = False
         else:
             same &= _pair(value, match, ours, theirs)
     return same
@@ -318,32 +320,73 @@ def _readable(paths: set[tuple[str, ...]]) -> str:
     return str(sorted((path[0] if len(path) == 1 else path for path in paths), key=str))
 
 
-def _union(node: Any, other: Any, default: Tensor) -> tuple[Any, Any]:
-    """Copies of both trees with ``default`` where only the other one has a tensor."""
-    ours, theirs = leaf_paths(node), leaf_paths(other)
-    node, other = node.clone(False), other.clone(False)
-    for target, origin, paths in ((node, other, theirs), (other, node, ours)):
-        known = set(ours if target is node else theirs)
-        for path in paths:
-            if path not in known:
-                _put(target, origin, path, default)
-    return node, other
+def _with_default(node: Any, other: Any, default: Tensor | None) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """The tree of the result, and its leaves in both collections.
+
+    Where one collection has no tensor, ``default`` takes its place; None leaves the entry out. Objects of the first
+    collection are kept, as without a default.
+
+    Raises:
+        KeyError: a tensor in one collection has the key of a tree in the other.
+    """
+    ours: list[Tensor] = []
+    theirs: list[Tensor] = []
+    clashes: tuple[set[tuple[str, ...]], set[tuple[str, ...]]] = set(), set()
+
+    def leaf(out: dict[str, Any], key: str, like: Any, mine: Any, match: Any) -> None:
+        if default is not None or (mine is not None and match is not None):
+            out[key] = like
+            for leaves, entry in ((ours, mine), (theirs, match)):
+                value: Any = default if entry is None else entry
+                leaves.append(value if isinstance(value, Tensor) else value._leaves()[0])
+
+    def level(node: Any, other: Any, path: tuple[str, ...]) -> Any:
+        if type(node._source) is not dict:
+            rows = other._nested() if _same_stack(node, other) else other.unbind(node.stack_dim)
+            return node._with_members([level(*pair, path) for pair in zip(node._nested(), rows)])
+        out: dict[str, Any] = {}
+        others = {key: other._get_str(key) for key in other._key_list()}
+        others = {key: entry for key, entry in others.items() if _is_leaf(entry) or not is_object(entry)}
+        for key, value in node._source.items():
+            match = others.pop(key, None)
+            if not _is_leaf(value) and is_object(value):
+                out[key] = value
+            elif match is not None and _is_leaf(value) != _is_leaf(match):
+                for clash, entry in zip(clashes, (value, match)):
+                    below = [()] if _is_leaf(entry) else leaf_paths(entry)
+                    clash.update((*path, key, *rest) for rest in below)
+            elif _is_leaf(value):
+                if match is not None:
+                    _check_both_have_rows(key, value, match)
+                leaf(out, key, value, value, match)
+            else:
+                nested = level(value, value.empty() if match is None else match, (*path, key))
+                if default is not None or nested._key_list():
+                    out[key] = nested
+        for key, match in others.items():
+            if _is_leaf(match):
+                leaf(out, key, match, None, match)
+            elif default is not None and leaf_paths(match):
+                out[key] = level(match.empty(), match, (*path, key))
+        return node._rebuild(out, node._batch_size, node._names)
+
+    tree = level(node, other, ())
+    if default is not None and any(clashes):
+        raise keys_mismatch(*clashes)
+    return tree, ours, theirs
 
 
-def _put(target: Any, origin: Any, path: tuple[str, ...], value: Tensor) -> None:
-    for key in path[:-1]:
-        origin = origin._get_str(key)
-        if key not in target._source:
-            target._set_str(key, origin._rebuild({}, origin._batch_size, origin._names))
-        target = target._get_str(key)
-    target._set_str(path[-1], value)
+def _is_leaf(entry: Any) -> bool:
+    return isinstance(entry, Tensor) or bool(entry._is_unbatched)
 
 
-def _intersection(node: Any, other: Any) -> tuple[Any, Any]:
-    """Both trees with the tensors that both have; objects of the first are kept, as without a default."""
-    common = set(leaf_paths(other))
-    keys = [path for path in leaf_paths(node) if path in common]
-    return node.select(*keys, *(key for key, _ in node.non_tensor_items(True))), other.select(*keys)
+def _check_both_have_rows(key: str, value: Any, match: Any) -> None:
+    """Raise for a tensor with rows beside an unbatched one: it is open whether the result has rows."""
+    if isinstance(value, Tensor) != isinstance(match, Tensor):
+        raise RuntimeError(
+            f"the entry {key!r} has rows in one collection and is an unbatched tensor in the other: leave it out with "
+            "exclude(), or convert it"
+        )
 
 
 def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
@@ -352,6 +395,8 @@ def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     A value without feature dimensions, expanded over a batch, is thus matched with the same row of the other side.
     """
     missing = left.ndim - right.ndim
+    if min(left.ndim, right.ndim) < dims:  # a default, which has no rows
+        return left, right
     if missing > 0:
         right = right[(slice(None),) * dims + (None,) * missing]
     elif missing < 0:
@@ -362,8 +407,8 @@ def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 # -- all of them --------------------------------------------------------------------------------------------
 
 
-def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
-    """Both collections with the same batch size.
+def align(node: Any, other: Any, inplace: bool = False, common: bool = False) -> tuple[Any, Any]:
+    """Both collections with the same batch size; with ``common``, an entry that one lacks need not fit it.
 
     Batch sizes are metadata, so an entry with the shape of its counterpart is matched element by element, and an entry
     of a collection without batch dimensions is broadcast to its counterpart if it fits. Otherwise batch sizes are
@@ -390,11 +435,11 @@ def align(node: Any, other: Any, inplace: bool = False) -> tuple[Any, Any]:
         target = _common_size(*sorted((mine, size), key=len))
     if len(mine) < len(size):
         other = other if size == target else other.expand(target)
-        return _laid_out(node, other, target, len(mine)), other
+        return _laid_out(node, other, target, len(mine), common), other
     node = node if mine == target else node.expand(target)
     if len(mine) == len(size):
         return node, other if size == target else other.expand(target)
-    return node, _laid_out(other, node, target, len(size))
+    return node, _laid_out(other, node, target, len(size), common)
 
 
 def _common_size(shorter: torch.Size, longer: torch.Size) -> torch.Size:
@@ -413,7 +458,7 @@ def _with_batch_size(node: Any, size: torch.Size) -> Any:
     return node
 
 
-def _laid_out(node: Any, model: Any, size: torch.Size, dims: int) -> Any:
+def _laid_out(node: Any, model: Any, size: torch.Size, dims: int, common: bool) -> Any:
     """A collection under the longer batch size of ``model``, whose shapes determine the layout of each entry."""
     if type(node._source) is not dict:
         try:
@@ -426,13 +471,15 @@ def _laid_out(node: Any, model: Any, size: torch.Size, dims: int) -> Any:
     out = {}
     for key, value in node._source.items():
         match = _counterpart(model, key)
+        if common and match is None and not is_object(value):
+            continue
         if isinstance(value, Tensor):
             out[key] = _laid_out_leaf(value, match, size, dims)
         elif value._is_non_tensor:
             same = getattr(match, "shape", None) == value._batch_size
             out[key] = value if same else value.expand(*size, *value._batch_size[dims:])
         else:
-            out[key] = _laid_out(value, match, size, dims)
+            out[key] = _laid_out(value, match, size, dims, common)
     if any(value.shape[: len(deeper)] != deeper for value in out.values()):
         deeper = size
     return node._rebuild(out, deeper)
@@ -475,13 +522,16 @@ def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -
     if kind in NUMBERS:
         return node, node._leaves(), other
     if is_collection(other):
-        if default is not None:
-            node, other = _with_default(node, other, default)
-        if other._batch_size == node._batch_size:
-            return node, *pair_leaves(node, other)
-        node, other = align(node, other, inplace)
+        alike = other._batch_size == node._batch_size
+        if not alike:
+            node, other = align(node, other, inplace, default == "intersection")
+        if default is None:
+            ours, theirs = pair_leaves(node, other)
+        else:
+            node, ours, theirs = _with_default(node, other, _default(default))
+        if alike:
+            return node, ours, theirs
         dims = len(node._batch_size)
-        ours, theirs = pair_leaves(node, other)
         pairs = [widened(mine, match, dims) for mine, match in zip(ours, theirs)]
         return node, [mine for mine, _ in pairs], [match for _, match in pairs]
     if isinstance(other, np.generic):
@@ -510,9 +560,10 @@ def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -
     )
 
 
-def _with_default(node: Any, other: Any, default: Any) -> tuple[Any, Any]:
+def _default(default: Any) -> Tensor | None:
+    """The tensor that a ``default`` stands for; None for ``"intersection"``."""
     if isinstance(default, str):
         if default != "intersection":
             raise TypeError(f'default is a tensor, a number or "intersection"; got the string {default!r}')
-        return _intersection(node, other)
-    return _union(node, other, default if isinstance(default, Tensor) else torch.tensor(default, device="cpu"))
+        return None
+    return default if isinstance(default, Tensor) else torch.tensor(default, device="cpu")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import TensorDict, lazy_stack, tensorclass
+from tensordict_lite import TensorDict, UnbatchedTensor, lazy_stack, tensorclass
 
 X = torch.arange(12.0).view(4, 3)
 
@@ -34,6 +34,7 @@ KINDS = {
     "mapped": lambda: _tree([4]).memmap(),
 }
 PAIRS = list(itertools.product(KINDS, KINDS))
+ALIKE = [(left, right) for left, right in PAIRS if KINDS[left]().batch_size == KINDS[right]().batch_size]
 
 
 @pytest.mark.parametrize(("left", "right"), PAIRS)
@@ -125,3 +126,43 @@ def test_clamp_takes_a_tensor_beside_a_number() -> None:
     td = TensorDict({"a": torch.tensor([-2.0, 0.5, 3.0])}, [3])
     assert td.clamp(0, torch.ones(3))["a"].tolist() == [0.0, 0.5, 1.0]
     assert td.clamp(torch.zeros(3), 1)["a"].tolist() == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(("left", "right"), ALIKE)
+@pytest.mark.parametrize("absent", ["a", "n", ("n", "b")])
+def test_a_default_takes_the_place_of_an_entry_that_one_tree_lacks(left: str, right: str, absent: Any) -> None:
+    for a, b in ((KINDS[left](), KINDS[right]().exclude(absent)), (KINDS[left]().exclude(absent), KINDS[right]())):
+        out = a.sub(b, default=torch.tensor(100.0))
+        for key, value in (("a", X), (("n", "b"), X + 1)):
+            mine, match = (100.0 if tree.get(key, None) is None else value for tree in (a, b))
+            assert out.get(key).equal(torch.as_tensor(mine - match).expand(4, 3)), key
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_an_intersection_leaves_out_what_one_tree_lacks(left: str, right: str) -> None:
+    assert set(KINDS[left]().exclude("a").add(KINDS[right](), default="intersection").keys(True, True)) == {("n", "b")}
+    assert set(KINDS[left]().add(KINDS[right]().exclude(("n", "b")), default="intersection").keys()) == {"a"}
+
+
+def test_members_of_a_stack_have_their_own_intersection() -> None:
+    stack = lazy_stack([TensorDict(n=TensorDict({key: torch.ones(3)})) for key in "ab"])
+    assert (stack.add(stack, default="intersection") == stack * 2).all()
+    assert stack.add(lazy_stack([stack[0], stack[0]]), default="intersection")[1].is_empty()
+
+
+def test_a_tensor_against_a_tree_of_the_same_key_raises_with_a_default_too() -> None:
+    tree = _tree([4])
+    with pytest.raises(KeyError, match=r"\('n', 'b'\)"):
+        tree.add(TensorDict(a=X, n=X, batch_size=[4]), default=0)
+    assert set(tree.add(TensorDict(a=X, n=X, batch_size=[4]), default="intersection").keys()) == {"a"}
+
+
+def test_unbatched_entries_take_a_default_and_no_rows() -> None:
+    tree = TensorDict(a=X, u=UnbatchedTensor(torch.ones(2)), batch_size=[4])
+    assert tree.sub(tree.exclude("u"), default=3)["u"].tolist() == [-2.0, -2.0]
+    assert tree.exclude("u").sub(tree, default=3)["u"].tolist() == [2.0, 2.0]
+    for left, right in ((tree, tree.clone().set("u", X)), (tree.clone().set("u", X), tree)):
+        with pytest.raises(RuntimeError, match="'u' has rows in one collection"):
+            left + right
+        with pytest.raises(RuntimeError, match="'u' has rows in one collection"):
+            left.add(right, default=0)

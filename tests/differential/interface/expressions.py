@@ -30,6 +30,10 @@ x.isreal()
 x.softmax(0)  #! any error
 x.add(1)
 x.add(y, alpha=2)
+x.add(y.exclude("a"), default=torch.tensor(1.5))  #! may work
+x.add(y.exclude(("n", "b")), default="intersection")
+x.exclude(("n", "b")).mul(y, default="intersection")
+x.maximum(y.exclude("n"), default=torch.tensor(1.5))
 x.add_(1)
 x.sub(1)
 x.sub(y)
