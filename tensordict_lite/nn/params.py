@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     Raises:
         TypeError: both ``parameters`` and entries.
-        RuntimeError: the collection is a lazy stack, whose entries are not stored tensors.
+        RuntimeError: the collection is or holds a lazy stack, whose entries are not stored tensors.
 
     Example:
         >>> params = TensorDictParams(TensorDict({"w": torch.ones(3), "n": {"b": torch.zeros(2)}}))
@@ -74,10 +74,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         if not isinstance(source, TensorCollection):
             source = TensorDict(source)
         if hasattr(source, "_stack_dim"):
-            raise RuntimeError(
-                "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted: stack it, "
-                "TensorDictParams(stack.contiguous())"
-            )
+            raise _stack_error()
         self._adopt(source, no_convert)
         if lock:
             source._propagate_lock(None)
@@ -96,13 +93,13 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
         self._source = source._source
 
     def _convert_tree(self, td: Any) -> None:
-        """Convert tensors to parameters and buffers in place."""
-        entries = td._source
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                entries[key] = self._converted(value)
-            elif not value._is_non_tensor:
-                self._convert_tree(value)
+        """Convert tensors to parameters and buffers in place; a lazy stack raises before anything has changed."""
+        if self._no_convert == "skip":
+            return
+        for entries in list(_levels(td)):
+            for key, value in entries.items():
+                if isinstance(value, Tensor):
+                    entries[key] = self._converted(value)
 
     def _converted(self, value: Tensor) -> Tensor:
         if isinstance(value, (nn.Parameter, nn.Buffer, UninitializedTensorMixin)) or self._no_convert == "skip":
@@ -269,6 +266,9 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`TensorDict.to`; the result is a module as well, with parameters and buffers."""
+        if kwargs.get("inplace"):
+            with torch.no_grad():
+                return super().to(*args, **kwargs)
         here = self._plain()
         with torch.no_grad():
             out = here.to(*args, **kwargs)
@@ -289,6 +289,15 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
             return found
 
         return out._map_leaves(converted)
+
+    def _replace_leaves(self, leaves: Sequence[Tensor]) -> Any:
+        """The parameters stay the same objects, as an optimiser that holds them needs, and their gradients follow."""
+        new = dict(zip(map(id, self._leaves()), leaves))
+        _apply_to(self, lambda leaf: new.get(id(leaf), leaf))
+        for leaf in self._leaves():
+            if leaf.grad is not None:
+                leaf.grad.data = leaf.grad.data.to(leaf)
+        return self
 
     def _become(self, out: Any) -> None:
         super()._become(self._alike(out))
@@ -434,6 +443,23 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
     return nn.Buffer(new) if isinstance(old, nn.Buffer) else new
 
 
+def _levels(td: TensorCollection) -> Iterator[dict[str, Any]]:
+    """The entries of a collection and of each nested one."""
+    if type(td._source) is not dict:
+        raise _stack_error()
+    yield td._source
+    for value in td._source.values():
+        if not isinstance(value, Tensor) and not value._is_non_tensor:
+            yield from _levels(value)
+
+
+def _stack_error() -> RuntimeError:
+    return RuntimeError(
+        "Using a LazyStackedTensorDict within a TensorDictParams isn't permitted: its entries are not stored tensors. "
+        "Stack them with stack.contiguous()"
+    )
+
+
 def _apply_to(td: TensorCollection, fn: Any) -> None:
     for key in td._key_list():
         value = td._get_str(key)
@@ -442,16 +468,13 @@ def _apply_to(td: TensorCollection, fn: Any) -> None:
             continue
         with torch.no_grad():
             new = fn(value)
-        if isinstance(value, nn.Parameter):
-            if torch._has_compatible_shallow_copy_type(value.data, new):
-                value.data = new
-                if value.grad is not None:
-                    value.grad.data = fn(value.grad)
-                continue
-            new = nn.Parameter(new, value.requires_grad)
-        elif isinstance(value, nn.Buffer) and new is not value:
-            new = nn.Buffer(new)
-        td._set_str(key, new)
+        trained = new.is_floating_point() or new.is_complex()
+        if isinstance(value, nn.Parameter) and trained and torch._has_compatible_shallow_copy_type(value.data, new):
+            value.data = new
+            if value.grad is not None:
+                value.grad.data = fn(value.grad)
+        elif new is not value:
+            td._set_str(key, _like(value, new))
 
 
 def _is_nested(state: Any) -> bool:

@@ -178,6 +178,8 @@ p = Params(TD(w=torch.ones(2))); p.v = nn.Parameter(torch.ones(1)); list(p.keys(
     # the entries are the parameters, including parameters that are assigned as attributes
 p = Params(TD(w=torch.ones(2))); p.w = nn.Parameter(torch.zeros(2)); p['w'].tolist() ==> [0.0, 0.0]
     # an attribute and a key of the same name are the same parameter
+type(Params(TD(w=torch.ones(2))).to(torch.float64, inplace=True)["w"]).__name__ ==> 'Parameter'
+    # parameters stay parameters in place, the same objects, as in nn.Module.to
 m = nn.ModuleDict({"p": Params(TD(n=TD(b=torch.ones(2))))}); m.forward = lambda: m["p"]["n", "b"] * 1;
         torch.func.functional_call(m, {"p.n.b": torch.zeros(2)}, ())
     ==> torch.zeros(2)

@@ -132,5 +132,8 @@ m = nn.ModuleDict({"p": Params(TD(w=torch.ones(3), n=TD(b=torch.zeros(2)), i=tor
     list(m.state_dict()), m["p"]["w"].dtype, m["p"]["i"].dtype
 m, o = (nn.ModuleDict({"p": Params(TD(w=torch.full((3,), float(v)), n=TD(b=torch.zeros(2))))}) for v in (1, 2));
     o.load_state_dict(m.state_dict()); o["p"]["w"]
+Params(TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)])))
+Params(TD(n=TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)]))), no_convert=True)
+Params(TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)])), no_convert="skip")["l"]["a"]
 """,
 )
