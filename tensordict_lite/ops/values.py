@@ -323,7 +323,8 @@ class ValueOps(GeneratedOps):
                 of dimensions are dropped then.
             device: move the results to this device. ``None``: leave them.
             names: names of the batch dimensions of the result.
-            inplace: copy the results into the leaves of ``self`` and return it; ``None`` leaves a leaf unchanged.
+            inplace: copy the results into the leaves of ``self`` and return it; ``None`` leaves a leaf unchanged,
+                and ``out`` is not used.
             default: argument for an entry that one of ``others`` lacks (by default: KeyError).
             filter_empty: drop nested collections without entries: all of them (``True``), none (``False``), those that
                 ``fn`` emptied (``None``).
@@ -438,17 +439,21 @@ class ValueOps(GeneratedOps):
     ) -> Any:
         if extra:
             warnings.warn(f"apply() ignores the arguments {sorted(extra)}", FutureWarning, stacklevel=3)
+        if call.inplace:
+            self._apply_into(call, list(others), (), self)
+            return self
         if out is not None:
             if call.batch_size is not None and call.batch_size != out.batch_size:
                 raise RuntimeError(
                     f"batch_size={list(call.batch_size)} must be equal to the batch size of `out`, "
                     f"{list(out.batch_size)}"
                 )
+            if call.device not in (MISSING, None) and torch.device(call.device) != out.device:
+                raise RuntimeError(f"device={call.device} must be equal to the device of `out`, {out.device}")
             self._apply_into(call, list(others), (), out)
+            if propagate_lock and self._lock is not None:
+                out.lock_()
             return out
-        if call.inplace:
-            self._apply_into(call, list(others), (), self)
-            return self
         result = self._apply_level(call, list(others), ())
         if result is None:
             return None
@@ -507,18 +512,18 @@ class ValueOps(GeneratedOps):
                 new = call.run(key, prefix, value, [public(other) for other in rest] if settings.unbatched else rest)
                 if new is None or (new is value and out is self):
                     continue
-                if call.inplace and entry_of(out, (key,)) is not None:
+                if call.inplace:
                     out.set_(key, new)
                 else:
                     out.set(key, new)
             elif isinstance(value, Tensor) or value._is_non_tensor:
                 if out is not self:
-                    out.set(key, value)
+                    kept = isinstance(value, Tensor) or value._is_unbatched
+                    out.set(key, value if kept else _carried(value, call.batch_size, value._device))
             else:
                 target = value if out is self else entry_of(out, (key,))
                 if target is None:
-                    target = out.empty()
-                    out.set(key, target)
+                    out.set(key, value.empty() if call.batch_size is None else value.empty(batch_size=call.batch_size))
                     target = entry_of(out, (key,))
                 value._apply_into(call, _arguments(others, key, call.default), (*prefix, key), target)
 

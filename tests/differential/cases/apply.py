@@ -77,5 +77,11 @@ TD({"n": ds}, [3]).apply(lambda x, y: x + y, TD({"n": ds}, [3]))
 td.apply(lambda x: {"twice": x * 2})
 td.apply(lambda x, y: x + y, td.exclude("b"))
 nt.apply(lambda x: x + 1, out=TD({"other": torch.zeros(3)}, [3]))
+nm.apply(lambda x: x, out=nm.empty())["n"]
+td.apply(lambda x: x + 1, inplace=True, out=TD({}, [3])) is td
+o.apply(lambda x: x + 1, out=o.empty())
+TD(i=o, batch_size=[3]).apply(lambda x: x + 1, out=TD({}, [3]))
+td.apply(lambda x: x, out=td.clone(), device="meta")
+td.lock_().apply(lambda x: x, out=td.empty(), propagate_lock=True).is_locked
 """,
 )

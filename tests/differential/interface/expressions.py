@@ -223,6 +223,11 @@ x.apply(torch.neg)
 x.apply(lambda leaf: leaf + 1, batch_size=list(size))
 x.apply(lambda leaf: leaf.sum(), batch_size=[])
 x.apply_(lambda leaf: leaf)
+x.apply(torch.neg, out=x.empty())
+x.apply(torch.neg, out=y, device="meta")
+x.apply(lambda leaf: leaf.sum(), batch_size=[], out=x.empty(batch_size=[]))
+x.lock_().apply(torch.neg, out=y.empty(), propagate_lock=True)
+x.named_apply(lambda name, leaf: leaf * len(name), out=x.empty())
 x.named_apply(lambda name, leaf: leaf * len(name))
 x.map(lambda part: part, num_workers=0)  #! may work
 list(x.map_iter(lambda part: part, num_workers=0))  #! may work
