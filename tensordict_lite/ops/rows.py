@@ -325,10 +325,11 @@ class RowOps(ShapeOps):
             ):
                 return b if a is None else a  # objects of only one side are kept: there is no padding for them
             if a is None:
-                return _where(condition, torch.full_like(b, fill) if isinstance(b, Tensor) else b * 0 + fill, b)
-            if b is None:
-                b = fill
-            return _where(condition, a, b)
+                return _where(condition, torch.full_like(b, fill) if isinstance(b, Tensor) else b * 0 + fill, b, pad)
+            if b is not None:
+                return _where(condition, a, b, pad)
+            new = _where(condition, a, fill, pad)
+            return new if isinstance(new, Tensor) else new.unlock_()  # as the result that it is part of
 
         keys = list(mine) if theirs is None else [*mine, *[k for k in theirs if k not in mine]]
         result = self._rebuild({key: choose(key) for key in keys}, self._batch_size, self._names)
@@ -416,7 +417,7 @@ def _settle_sizes(node: Any) -> None:
         _settle_sizes(sub)
 
 
-def _where(condition: Tensor, a: Any, b: Any) -> Any:
+def _where(condition: Tensor, a: Any, b: Any, pad: float | bool | None) -> Any:
     if not isinstance(a, Tensor):
-        return a.where(condition, b)
+        return a.where(condition, b, pad=pad)
     return torch.where(_align(condition, a.ndim), a, b)
