@@ -30,6 +30,7 @@ from tensordict_lite.objects.data import (
 )
 from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.objects.metadata import joined
+from tensordict_lite.ops.operands import check_out
 from tensordict_lite.ops.rows import check_gather_out, check_pad
 from tensordict_lite.registry import register
 
@@ -292,7 +293,10 @@ class NonTensorStack(ObjectRows):
         check_gather_out(out, inplace)
         self._refuse_inplace("gather", inplace)
         new = self._moved(lambda positions: positions.gather(dim, index))
-        return new if out is None else out.update_(new)
+        if out is None:
+            return new
+        check_out(out, new)
+        return out.update_(new)
 
     def _rolled(self, shifts: Any, dims: Any) -> Any:
         return self._moved(lambda positions: positions.roll(shifts, dims if dims is not None else ()))

@@ -389,6 +389,15 @@ def _check_both_have_rows(key: str, value: Any, match: Any) -> None:
         )
 
 
+def check_out(out: Any, new: Any) -> None:
+    """Raise if a result has other rows than the ``out`` that it goes to, into which it might be broadcast.
+
+    One of them may have fewer batch dimensions: those are metadata.
+    """
+    if any(n != m for n, m in zip(out._batch_size, new._batch_size)):
+        raise RuntimeError(f"out has batch size {list(out._batch_size)}, the result has {list(new._batch_size)}")
+
+
 def widened(left: Tensor, right: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """Two tensors with the same leading ``dims``; the one with fewer others gets dimensions of size 1 after those.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Kernel, names_or_none
 from tensordict_lite.ops.generated import inplace
-from tensordict_lite.ops.operands import fused, is_object, pair_leaves
+from tensordict_lite.ops.operands import check_out, fused, is_object, pair_leaves
 from tensordict_lite.views import entry_of
 
 if TYPE_CHECKING:
@@ -675,6 +675,7 @@ def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bo
 
 def written(out: Any, new: Any) -> Any:
     """Copy a result into ``out``: into existing entries; others are added. Remaining entries are kept."""
+    check_out(out, new)
     try:
         pairs = pair_leaves(out, new)
     except KeyError:

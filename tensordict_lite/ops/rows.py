@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensordict_lite.indexing import index_names
 from tensordict_lite.kernel import Kernel
+from tensordict_lite.ops.operands import check_out
 from tensordict_lite.ops.shape import ShapeOps, positive_dim
 from tensordict_lite.strided import indexed
 
@@ -201,7 +202,8 @@ class RowOps(ShapeOps):
             inplace: store the gathered rows in this collection and return it.
 
         Raises:
-            RuntimeError: ``dim`` is not a batch dimension, the index has too many, or ``out`` would need gradients.
+            RuntimeError: ``dim`` is not a batch dimension, the index has too many, or ``out`` has another batch size or
+                would need gradients.
             NotImplementedError: ``inplace`` with an index that has fewer dimensions than the batch.
             ValueError: both ``out`` and ``inplace``.
         """
@@ -236,6 +238,7 @@ class RowOps(ShapeOps):
                     "gather(): functions with out=... arguments don't support automatic differentiation, but one of "
                     "the entries requires grad. Call it under torch.no_grad()."
                 )
+            check_out(out, new)
             out.update_(new)
             return out
         return self._inplace_or(inplace, new, "gather")

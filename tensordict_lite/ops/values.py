@@ -19,7 +19,7 @@ from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.keys import missing_key_error, require_path
 from tensordict_lite.ops.comparison import comparing
 from tensordict_lite.ops.generated import GeneratedOps, inplace
-from tensordict_lite.ops.operands import NUMBERS, fused, is_collection, pair_leaves, resolve
+from tensordict_lite.ops.operands import NUMBERS, check_out, fused, is_collection, pair_leaves, resolve
 from tensordict_lite.ops.put import put_alike
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.settings import MISSING, settings
@@ -66,6 +66,7 @@ class ValueOps(GeneratedOps):
             new = self._clamped(min, max)
         if out is None:
             return new
+        check_out(out, new)
         inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new))
         return out  # type: ignore[return-value]
 

@@ -120,6 +120,27 @@ def test_clamp_and_gather_ask_for_all_entries(name: str) -> None:
         EXACT[name](_tree(), out.exclude("n"))
 
 
+@pytest.mark.parametrize("make", [_tree, _lazy])
+@pytest.mark.parametrize("name", [name for name in {**CALLS, **EXACT} if name != "norm"])
+def test_a_destination_of_other_rows_raises_and_is_unchanged(name: str, make: Callable[[], Any]) -> None:
+    call = {**CALLS, **EXACT, "logsumexp": lambda td, out: td[None].logsumexp(dim=0, out=out)}[name]
+    for source in (make(), *([make()[:1]] if name not in ("where", "gather") else ())):
+        wanted = call(source, None).to_tensordict()
+        for out in (torch.cat([wanted, wanted, wanted]), wanted[:0].clone()):
+            before = out.clone()
+            with pytest.raises(RuntimeError, match="batch size"):
+                call(source, out)
+            assert out.batch_size == before.batch_size and (out == before).all()
+
+
+@pytest.mark.parametrize("make", [_tree, _lazy])
+def test_one_row_is_not_gathered_into_several(make: Callable[[], Any]) -> None:
+    out = _tree()
+    with pytest.raises(RuntimeError, match=r"out has batch size \[3\], the result has \[1\]"):
+        make().gather(0, torch.tensor([2]), out=out)
+    assert (out == _tree()).all()
+
+
 @pytest.mark.parametrize("target", ["dense", "empty", "partial", "lazy", "lazy, other dim", "lazy, empty"])
 @pytest.mark.parametrize("method", ["apply", "named_apply"])
 def test_apply_of_a_lazy_stack_reaches_any_destination(method: str, target: str) -> None:
