@@ -45,7 +45,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     first = items[0]
     if not isinstance(first, TensorCollection):
         if isinstance(first, Tensor):
-            return torch.stack(items, dim, out=out)
+            return _join_tensors(torch.stack, items, dim, out)
         raise TypeError(f"stack expects tensors or tensor collections, got a {type(first).__name__} at position 0")
     ndim = len(first._batch_size)
     at = dim + ndim + 1 if dim < 0 else dim
@@ -57,6 +57,13 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         return out
     result = stack_class(items)._stack_entries(items, at)
     return result if out is None else _write_out(out, result)
+
+
+def _join_tensors(join: Callable[..., Tensor], items: Sequence[Any], dim: int, out: Any) -> Tensor:
+    for item in items:  # torch would call stack() or cat() for a collection again
+        if isinstance(item, TensorCollection):
+            raise RuntimeError(f"cannot combine {_kind_name(items[0])} with {_kind_name(item)}")
+    return join(items, dim, out=out)
 
 
 def _write_out(out: Any, result: Any) -> Any:
@@ -82,7 +89,7 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         raise RuntimeError("cat expects a non-empty TensorList")
     first = items[0]
     if not isinstance(first, TensorCollection):
-        return torch.cat(items, dim, out=out)
+        return _join_tensors(torch.cat, items, dim, out)
     ndim = len(first._batch_size)
     at = dim + ndim if dim < 0 else dim
     if not 0 <= at < ndim:

@@ -12,7 +12,7 @@ from tensordict_lite import registry
 from tensordict_lite.dense.combine import joined_into
 from tensordict_lite.kernel import DeviceLike, stacked_names
 from tensordict_lite.lazy.ragged import nested, padded
-from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns
+from tensordict_lite.lazy.stack import LazyStackedTensorDict, member_columns, require_collections
 from tensordict_lite.lazy.storage import member_size, stack_position
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.registry import register
@@ -78,6 +78,7 @@ def lazy_stack(
         )
     if isinstance(items[0], Tensor):
         return _stack_tensors(items, dim, kwargs)
+    require_collections(items)
     if device is not None:
         items = [item.to(device) for item in items]
     at = stack_position(dim, items[0].batch_dims)
@@ -93,6 +94,8 @@ def lazy_stack(
 
 
 def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
+    if not all(isinstance(item, Tensor) for item in items):
+        require_collections(items)
     if how.get("as_list"):
         return items
     if how.get("as_nested_tensor"):
@@ -130,6 +133,7 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
         raise RuntimeError("items cannot be empty")
     if isinstance(items[0], Tensor):
         return _stack_tensors(items, dim, kwargs)
+    require_collections(items)
     at = stack_position(dim, items[0].batch_dims)
     if out is not None and joined_into(torch.stack, items, at, out):
         return out

@@ -78,9 +78,7 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
         strict_shape: bool = False,
     ) -> None:
         members = list(tensordicts)
-        for member in members:
-            if not isinstance(member, TensorCollection):
-                raise TypeError(f"the members of a lazy stack are tensor collections, got a {type(member).__name__}")
+        require_collections(members)
         size = member_size(members, strict_shape) if members else as_size(() if batch_size is None else batch_size)
         dim = stack_position(stack_dim, len(size))
         self._source = members
@@ -454,6 +452,13 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             return model._restacked([member for item in items for member in item.unbind(at)], at, model._names, False)
         model, columns = member_columns(items)
         return model._restacked([cat(column, dim - (dim > at)) for column in columns], at, model._names, locked=False)
+
+
+def require_collections(members: Sequence[Any]) -> None:
+    """Raise TypeError for a member that is not a tensor collection."""
+    for member in members:
+        if not isinstance(member, TensorCollection):
+            raise TypeError(f"the members of a lazy stack are tensor collections, got a {type(member).__name__}")
 
 
 def member_columns(items: Sequence[Any]) -> tuple[Any, Iterable[Any]]:

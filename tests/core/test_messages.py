@@ -38,6 +38,14 @@ ERRORS = [
     ("td.cat_from_tensordict(0, sorted=['a'])", RuntimeError, "every leaf"),
     ("td.tolist(convert_tensors=True, convert_nodes=False)", TypeError, "convert_nodes"),
     ("TD({'a b': torch.zeros(1)}).to_namedtuple()", ValueError, "a b"),
+    *(
+        (f"{join}([{items}])", (RuntimeError, TypeError), "cannot combine|expected Tensor|members of a lazy stack")
+        for join in ("torch.stack", "torch.cat", "TD.stack", "TD.cat", "lazy_stack", "maybe_dense_stack")
+        for tensors in ("td", "lz", "c", "nt.get('s')")
+        for items in (f"torch.ones(3), {tensors}", f"{tensors}, torch.ones(3)")
+    ),
+    ("torch.stack([td, 5])", TypeError, "expected Tensor as element 1"),
+    ("maybe_dense_stack([td, 5])", TypeError, "members of a lazy stack are tensor collections, got a int"),
     ("td.set_at_('a', ['a', 'b', 'c'], 0)", ValueError, "Failed to update 'a'"),
     ("td.set_at_('a', [[1], [2, 3]], 0)", ValueError, "Failed to update 'a'"),
     ("td.set_at_('a', object(), 0)", ValueError, "Failed to update 'a'"),
