@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.alike import not_alike
-from tdmap.data.kinds import Data, KeyPath, has_members, is_dense, key_name, stored_leaves
+from tdmap.data.kinds import Data, KeyPath, has_members, is_dense, key_name, stored_entry, stored_leaves
 from tdmap.data.schema import Schema, plain
 from tdmap.errors import OutputMismatch
 from tensordict_lite import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ragged, is_non_tensor
@@ -48,6 +48,18 @@ def columns_read(data: Data, keys: Iterable[KeyPath | str | None]) -> Data:
     """
     wanted = dict.fromkeys(keys)
     return ragged_columns(data.select(*wanted) if None not in wanted and has_members(data) else data)
+
+
+def column_at(data: Data, key: str | tuple[str, ...]) -> Any:
+    """An entry as it is stored, where members of a lazy stack differ in length a ragged column; None if it is absent.
+
+    Raises:
+        OutputMismatch: as `ragged_columns`.
+    """
+    try:
+        return stored_entry(data, key)
+    except RuntimeError:  # they cannot be stacked
+        return stored_entry(ragged_columns(data.select(key)), key)
 
 
 def _differ(stack: LazyStackedTensorDict) -> bool:

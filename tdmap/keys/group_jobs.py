@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tdmap.data.columns import Shape, columns_of, is_columnar, schema_of
 from tdmap.data.kinds import Data
-from tdmap.data.objects import entry_at
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.schema import Schema, take_apart
 from tdmap.data.sizes import row_bytes_of
+from tdmap.data.stacks import column_at
 from tdmap.job import Job, Source
 from tdmap.keys.aggregates import Grouped
 from tdmap.keys.mapping import MapPartition
@@ -42,24 +42,37 @@ from tdmap.reducers.base import Key
 from tdmap.run.context import Context
 from tdmap.stores.sharded import entry_names
 from tensordict_lite import is_non_tensor
+from tensordict_lite.ragged import is_ragged
 
 
-def payload_of(keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] | None:
-    """The entries that reducers read; None for all of them."""
-    data = keyed.data
+def payload_of(data: Data, keyed: KeyedData, forms: Mapping[str, Grouped]) -> tuple[Key, ...] | None:
+    """The entries of a dataset that reducers read; None for all of `keyed`.
+
+    Raises:
+        TypeError: one of them has no tensor; names the reducer.
+    """
     if isinstance(data, Tensor):
         return None
     names: list[Key] = []
     for name, form in forms.items():
         if form.key is not None:
-            if is_non_tensor(entry_at(data, (form.key,) if isinstance(form.key, str) else form.key)):
+            entry = column_at(rows_of(data).like, form.key)
+            if is_non_tensor(entry):
+                lists = is_ragged(entry) and entry.kind == "tensor"
+                advice = "use map_groups(fn)" if lists else "use map_groups(fn), or make it a part of the key"
                 raise TypeError(
-                    f"the reducer {name!r} reads {form.key!r}, which holds Python objects. Of groups, First and Last "
-                    "reduce these, other reducers tensors: use map_groups(fn), or make it a part of the key."
+                    f"the reducer {name!r} reads {form.key!r}, which holds "
+                    f"{'rows of different lengths' if lists else 'Python objects'}. Of groups, First and Last reduce "
+                    f"these, other reducers tensors: {advice}."
                 )
             names.append(form.key)
         elif form.reads_rows:
-            return None
+            if not is_columnar(rows_of(data).sample()):
+                raise TypeError(
+                    f"the reducer {name!r} reads whole rows, and not all entries are tensors of one length: call "
+                    "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
+                )
+            return None if keyed.data is data else tuple(data.keys())  # without the numbers of strings
     return tuple(dict.fromkeys(names))
 
 
@@ -140,15 +153,8 @@ def _source(keyed: KeyedData, payload: tuple[Key, ...] | None) -> Data:
     if payload is not None and spec.fn is None:
         return select(data, [*spec.names, *(name for name in payload if name not in spec.names)])
     rows = rows_of(data)
-    sample = rows.sample()
-    if not rows.is_view:
-        data = rows.select(*entry_names(sample))  # the entries of all folders in one order
-    if payload is None and not is_columnar(sample):
-        raise TypeError(
-            "a custom reducer reads whole rows, and not all entries are tensors of one length: call "
-            "group_by(data.select(...)) with the entries that it needs, or use map_groups(fn)."
-        )
-    return data
+    # The entries of all folders in one order.
+    return data if rows.is_view else rows.select(*entry_names(rows.sample()))
 
 
 def _run_cut(ctx: Context, source: Data, plan: ChunkPlan, cut: CutChunk) -> list[Any]:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tdmap.data.kinds import Data, is_data, stored_entry
-from tdmap.data.reader import require_entry
+from tdmap.data.reader import require_entry, rows_of
+from tdmap.data.stacks import column_at
 from tdmap.keys.codec import KeyCodec, KeyColumn
 from tdmap.keys.order import Words
 from tdmap.reducers.base import Key
@@ -68,13 +69,15 @@ class KeySpec:
         )
 
     def require(self, data: Data, what: str) -> None:
-        """Raise KeyError, or TypeError for data without entries, unless the entries are there."""
+        """Raise KeyError, or TypeError for data without entries, unless the entries are there and may be keys."""
         if self.fn is not None:
             return
         if isinstance(data, Tensor):
             raise TypeError(f"{what}: a plain tensor has no entries. Pass a function of a chunk as the key.")
         for name in self.names:
             require_entry(data, name, f"the key of {what}")
+            # Of all rows: those of a chunk of a lazy stack may be of one length.
+            _refuse_lists(column_at(rows_of(data).like, name), name)
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
@@ -120,11 +123,15 @@ def _column(chunk: Data, name: Key) -> Any:
     value = stored_entry(chunk, name)
     if isinstance(value, Tensor):
         return value
-    if is_ragged(value) and value.kind == "tensor":
-        raise TypeError(f"the key {name!r} holds rows of numbers of different lengths, which cannot be a key.")
+    _refuse_lists(value, name)
     if is_data(value) and getattr(value, "tolist", None) is not None:
         return strings_of(value.tolist(), f"the key {name!r}")
     return value
+
+
+def _refuse_lists(column: object, name: Key) -> None:
+    if is_ragged(column) and column.kind == "tensor":
+        raise TypeError(f"the key {name!r} holds rows of numbers of different lengths, which cannot be a key.")
 
 
 def as_column(value: object, fn: object = None) -> Tensor | list[str]:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tdmap.arguments import require_integer
-from tdmap.data.kinds import Data, Dataset, is_data, stored_entry
-from tdmap.data.reader import require_entry, rows_of
+from tdmap.data.kinds import Data, Dataset, has_members, is_data, stored_entry
+from tdmap.data.reader import require_entry, rows_of, select
 from tdmap.data.schema import Schema
 from tdmap.data.stacks import columns_read
 from tdmap.functions import user_function
@@ -41,6 +41,7 @@ from tdmap.reducers.base import Key
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point, operation_method
 from tdmap.run.options import MapGroupsOptions, Options
+from tdmap.stores.sharded import entry_names
 from tensordict_lite import TensorDict, is_non_tensor
 
 ROW_NUMBER = "__row__"
@@ -305,6 +306,8 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
             require_entry(groups.data, form.key, f"the entry of the reducer {name!r}")
     read = [form.key for form in forms.values() if form.key is not None or form.reads_rows]
     data = columns_read(groups.data, read + [*groups.spec.names] if groups.spec.fn is None else [None])
+    if None in read and has_members(data):
+        data = select(data, entry_names(data))
     ends = {
         name: form for name, form in forms.items() if isinstance(form, GroupedEnd) and _holds_objects(data, form.key)
     }
@@ -314,7 +317,7 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
         data = rows_of(data).with_columns(TensorDict({ROW_NUMBER: numbers}, [len(numbers)]))
         forms |= {name: GroupedEnd(ROW_NUMBER, form.last) for name, form in ends.items()}
     keyed = prepare(ctx, data, groups.spec, "group_by", dropna=groups.dropna)
-    payload = payload_of(keyed, forms)
+    payload = payload_of(data, keyed, forms)
     run = functools.partial(reduce_each_group, ctx, keyed, forms, payload=payload)
     restore: list[Callable[[Data], None]] = []
     if any(label is not None for label in keyed.labels):

@@ -23,8 +23,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, stored_entry
-from tdmap.data.stacks import ragged_columns
+from tdmap.data.kinds import Data, is_data
+from tdmap.data.stacks import column_at
 from tdmap.data.trees import tensors_in
 from tdmap.errors import add_note
 from tensordict_lite import TensorDict, is_tensorclass
@@ -345,15 +345,12 @@ def reduced_dims(dim: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...
 
 
 def entry_of(chunk: Data, key: Key) -> Any:
-    """The entry at ``key`` of a chunk as it is stored: a ragged column where rows of a lazy stack differ in length.
+    """The entry at ``key`` of a chunk as it is stored (see `column_at`).
 
     Raises:
         KeyError: there is none.
     """
-    try:
-        entry = stored_entry(chunk, key)
-    except RuntimeError:  # the rows cannot be stacked
-        entry = stored_entry(ragged_columns(chunk), key)
+    entry = column_at(chunk, key)
     if entry is None:
         return chunk.get(key) if is_tensorclass(chunk) else chunk[key]  # which name the entries that there are
     return entry
