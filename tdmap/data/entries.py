@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_dense
+from tdmap.data.kinds import Data, is_dense, stored_entry
 from tensordict_lite import TensorDict, is_tensorclass, lazy_stack
 
 
@@ -31,7 +31,7 @@ def with_types(made: Data, source: Data, names: Mapping[Any, Any] | None = None)
 
 def as_tensordict(data: Data) -> TensorDict:
     """The entries of a collection in a TensorDict: one that has room for more, which a tensorclass has not."""
-    made = TensorDict({key: data.get(key) for key in data.keys()}, data.shape[:1])
+    made = TensorDict({key: stored_entry(data, key) for key in data.keys()}, data.shape[:1])
     with_types(made, data)
     return made
 

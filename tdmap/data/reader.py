@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import with_room, with_types
-from tdmap.data.kinds import Ahead, Data, Picks, Rows, is_dense, tensors_of, with_tensors
+from tdmap.data.kinds import Ahead, Data, Picks, Rows, is_dense, stored_entry, tensors_of, with_tensors
 from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
@@ -175,7 +175,8 @@ class InMemory(Rows):
     def select(self, *keys: str | tuple[str, ...]) -> Data:
         found = TensorDict({}, self.data.shape[:1])
         for key in keys:
-            found.set(key, self.data.get(key))
+            entry = stored_entry(self.data, key)
+            found.set(key, self.data.get(key) if entry is None else entry)  # which names the entries that there are
         return with_types(found, self.data)
 
     def with_columns(self, columns: TensorCollection) -> Data:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tdmap.arguments import require_integer
 from tdmap.data.entries import with_room
-from tdmap.data.kinds import Data, is_dense, tensors_of
+from tdmap.data.kinds import Data, is_dense, stored_entry, tensors_of
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.codec import KeyCodec
@@ -259,7 +259,7 @@ def _numbered(values: list[Any]) -> tuple[list[Any], Tensor]:
 def _number_strings(ctx: Context, data: Data, spec: KeySpec) -> tuple[Data, KeySpec, tuple[Ragged | None, ...]]:
     """The dataset with an int64 column for each column of strings: their numbers in sorted order, that of None last."""
     length = int(data.shape[0])
-    entries = [data.get(name) for name in spec.names] if spec.fn is None and is_dense(data) else []
+    entries = [stored_entry(data, name) for name in spec.names] if spec.fn is None and is_dense(data) else []
     if entries and all(isinstance(entry, Tensor) or _has_ranks(entry) for entry in entries):
         return _ranked(data, spec, entries)
     plan = plan_rows(length, row_bytes_of(data, length))

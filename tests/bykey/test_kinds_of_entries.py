@@ -102,3 +102,18 @@ def test_reducers_of_whole_rows_get_the_rows_of_the_dataset(form: str) -> None:
     for key in ("g", as_text):
         found = tdmap.group_by(rows, key).reduce(parts, num_workers=0, chunksize=2)
         assert torch.equal(found["sum"], wanted["sum"]) and torch.equal(found["entries"], wanted["entries"])
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "outer"])
+@pytest.mark.parametrize("name", ["lists", "text", "objects"])
+def test_a_join_copies_entries_of_any_kind(name: str, how: str, tmp_path: Path) -> None:
+    found = {
+        form: tdmap.join(of_form(form, name, tmp_path), of_form(form, name, tmp_path)[1:4], "g", how, num_workers=0)
+        for form in ("columns", "lazy stack", "tensorclass")
+    }
+    wanted = found["columns"]
+    for form, joined in found.items():
+        assert joined["g"].tolist() == wanted["g"].tolist(), form
+        for row in range(len(wanted)):
+            ours, theirs = joined[row].get("v_right"), wanted[row].get("v_right")
+            assert torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs, form

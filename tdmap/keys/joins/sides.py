@@ -13,7 +13,7 @@ from torch import Tensor
 from tdmap.data import kinds
 from tdmap.data.columns import is_columnar
 from tdmap.data.entries import as_tensordict, with_types
-from tdmap.data.kinds import Data, is_dense, with_entries
+from tdmap.data.kinds import Data, is_dense, stored_entry, with_entries
 from tdmap.data.reader import rows_of
 from tdmap.job import Source
 from tdmap.keys.codec import KeyCodec
@@ -182,8 +182,7 @@ def renamed(
     Raises:
         ValueError: a name is taken even with the suffix, or no value is known for a gap.
     """
-    rest = TensorDict({key: b.get(key) for key in b.keys()}, b.shape[:1])
-    with_types(rest, b)
+    rest = as_tensordict(b)
     for name in spec.names:
         rest = rest.exclude(name)
     names: list[str] = [name for name in rest.keys() if _has_entries(rest.get(name))]
@@ -257,7 +256,7 @@ def _has_entries(value: Data) -> bool:
 
 
 def _filled(data: Data, name: str, gaps: bool, which: str) -> Any:
-    value = data.get(name)
+    value = stored_entry(data, name)
     if not gaps:
         return value
     value = _dense(value)
