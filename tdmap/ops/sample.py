@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tdmap.data.kinds import Data, Dataset, R
 from tdmap.data.reader import require_entry
+from tdmap.data.stacks import column_at
 from tdmap.output.permute import permute_rows
+from tdmap.reducers.ranks import require_real
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import Options
@@ -104,10 +106,12 @@ def _is_key(value: object) -> bool:
 def _odds(data: Data, weights: Any, length: int) -> NDArray[np.float64]:
     if not isinstance(weights, Tensor):
         require_entry(data, weights, "the entry of weights")
-        weights = data.get(weights)
+        weights = column_at(data, weights)
     if not isinstance(weights, Tensor) or weights.numel() != length or len(weights) != length:
-        raise ValueError(f"weights must be one number a row ({length}): got {getattr(weights, 'shape', weights)!r}.")
-    odds: NDArray[np.float64] = weights.detach().reshape(-1).double().numpy()
+        found = f"shape {list(weights.shape)}" if isinstance(weights, Tensor) else "rows of text, lists or objects"
+        raise ValueError(f"weights must be one number a row, [{length}]: got {found}.")
+    require_real(weights, "weights=")
+    odds: NDArray[np.float64] = weights.detach().reshape(-1).double().numpy(force=True)
     if not np.isfinite(odds).all() or (odds < 0).any():
         row = int(np.flatnonzero(~(np.isfinite(odds) & (odds >= 0)))[0])
         raise ValueError(f"weights are finite and not negative: the one of row {row} is {odds[row]}.")

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, R, stored_entry
+from tdmap.data.kinds import Data, Dataset, R
 from tdmap.data.reader import require_entry
-from tdmap.data.stacks import ragged_columns
+from tdmap.data.stacks import column_at, ragged_columns
 from tdmap.devices import check_no_device
 from tdmap.functions import Key
 from tdmap.ops.permute import permute
+from tdmap.reducers.ranks import ranked
 from tdmap.run.operation import entry_point
 from tdmap.run.options import Options
 from tdmap.seeding import permutation, seed_or_drawn
@@ -84,16 +85,16 @@ def _labels(data: Data, stratify: Key | Tensor | Sequence[Any]) -> Tensor:
     labels: Any = stratify
     if isinstance(stratify, (str, tuple)):
         require_entry(data, stratify, "the entry of stratify")
-        labels = stored_entry(data, stratify)
+        labels = column_at(data, stratify)
     if not isinstance(labels, Tensor):
         numbers: dict[Any, int] = {}
         with contextlib.suppress(TypeError):  # no labels at all, or lists
             values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
             labels = torch.tensor([numbers.setdefault(value, len(numbers)) for value in values], dtype=torch.int64)
     if not isinstance(labels, Tensor) or labels.shape != (len(data),):
-        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        shape = list(labels.shape) if isinstance(labels, Tensor) else "lists or other objects"
         raise ValueError(f"stratify needs one number or string a row, [{len(data)}]: got {shape}.")
-    return labels
+    return ranked(labels, "stratify=")
 
 
 def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:

@@ -19,7 +19,7 @@ from tdmap.data.objects import objects_of
 from tdmap.reducers.base import Key, Reducer, entry_of, reduced_dims, values_of
 from tdmap.reducers.blocks import BLOCK, blocks, byte_counts, byte_values
 from tdmap.reducers.moments import _Keyed
-from tdmap.reducers.ranks import ranked, unranked
+from tdmap.reducers.ranks import ranked, require_real, unranked
 from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor
 from tensordict_lite.gathering import flat_bytes, offsets_of
 from tensordict_lite.ragged import bytes_tensor, is_ragged, json_of, text_of
@@ -57,6 +57,7 @@ class Histogram(_Keyed):
         self.range = (float(range[0]), float(range[1]))
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Tensor:
+        require_real(values, f"Histogram({self.key!r})")
         table = byte_counts(values, dims)
         if table is not None:
             counts = torch.zeros(*table.shape[:-1], self._slots, dtype=torch.int64)
@@ -142,6 +143,7 @@ class Quantile(_Keyed):
         self._gamma = (1 + relative_error) / (1 - relative_error)
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        require_real(values, f"Quantile({self.key!r})")
         table = byte_counts(values, dims)
         if table is not None:
             every = byte_values(values.dtype).double()

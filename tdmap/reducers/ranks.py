@@ -18,6 +18,12 @@ _TOP = -(1 << 63)
 """The bit by which the order of 64-bit numbers with a sign differs from that of numbers without one."""
 
 
+def require_real(values: Tensor, what: str) -> None:
+    """Raise TypeError for complex numbers, which have no order, and of which `double()` keeps the real part alone."""
+    if values.is_complex():
+        raise TypeError(f"{what} needs real numbers: got complex numbers. Use abs() or .real.")
+
+
 def ranked(values: Tensor, what: str = "the order") -> Tensor:
     """Numbers with the order of `values`.
 
@@ -28,8 +34,7 @@ def ranked(values: Tensor, what: str = "the order") -> Tensor:
         >>> ranked(torch.tensor([2**63, 5], dtype=torch.uint64)).argmax()
         tensor(0)
     """
-    if values.is_complex():
-        raise TypeError(f"{what} needs real numbers: got complex numbers. Use abs() or .real.")
+    require_real(values, what)
     if values.dtype is torch.uint64:
         return values.view(torch.int64) ^ _TOP
     wider = _WIDER.get(values.dtype)
