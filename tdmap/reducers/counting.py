@@ -198,7 +198,15 @@ def _counted(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     values, counts = values[counts > 0], counts[counts > 0]
     distinct, inverse = torch.unique(ranked(values), return_inverse=True)
     distinct = unranked(distinct, values.dtype)
-    return distinct, torch.zeros(len(distinct), dtype=torch.int64).index_add_(0, inverse, counts)
+    return _nan_once(distinct, torch.zeros(len(distinct), dtype=torch.int64).index_add_(0, inverse, counts))
+
+
+def _nan_once(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """A sorted table with all NaN, which come last, as one value."""
+    first = len(values) - int(ranked(values).isnan().sum()) if values.is_floating_point() else len(values)
+    if first >= len(values) - 1:
+        return values, counts
+    return values[: first + 1], torch.cat([counts[:first], counts[first:].sum().reshape(1)])
 
 
 def _tabled(buckets: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,7 +230,8 @@ class ValueCounts(_Keyed):
     """The distinct values of an entry, sorted, with their counts.
 
     Result: a TensorDict of batch size ``[distinct]`` with ``value`` and ``count`` (int64). A state holds every distinct
-    value; ``max_values`` limits them. Values may be strings and other hashable Python objects; None comes first.
+    value; ``max_values`` limits them. Values may be strings and other hashable Python objects; None comes first. -0.0
+    equals 0.0, and NaN equals NaN and comes last.
 
     Args:
         key: entry to reduce, with any number of elements per row.
@@ -250,18 +259,21 @@ class ValueCounts(_Keyed):
                 none = values_of(chunk, self.key)
                 return self.of(none, reduced_dims(self.dim, none.ndim))  # which tells their dtype
             return super().update(state, chunk, start)
-        return self.merge(state, counted(values, self.key))
+        return self.merge(state, self._limited(counted(values, self.key)))
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         table = byte_counts(values, dims)
         if table is not None:
-            return _counted(byte_values(values.dtype), table)
-        ranks = ranked(values, repr(self))
-        distinct, counts = torch.unique_consecutive(_sorted(ranks.reshape(-1)), return_counts=True)
-        return unranked(distinct, values.dtype), counts
+            return self._limited(_counted(byte_values(values.dtype), table))
+        ranks = ranked(values, repr(self)).reshape(-1)
+        ranks = ranks + 0.0 if ranks.is_floating_point() else ranks  # -0.0 becomes 0.0
+        distinct, counts = torch.unique_consecutive(_sorted(ranks), return_counts=True)
+        return self._limited(_nan_once(unranked(distinct, values.dtype), counts))
 
     def join(self, a: Any, b: Any) -> Any:
-        out = a + b if isinstance(a, Counter) else _add_counts(a, b)
+        return self._limited(_one_nan(a + b) if isinstance(a, Counter) else _add_counts(a, b))
+
+    def _limited(self, out: Any) -> Any:
         if len(out if isinstance(out, Counter) else out[0]) > self.max_values:
             raise ValueError(
                 f"{type(self).__name__}({self.key!r}) met more than max_values={self.max_values} distinct values; use "
@@ -510,7 +522,7 @@ def counted(values: list[Any], key: Key | None) -> Counter[Any]:
         TypeError: one cannot be hashed; names it.
     """
     try:
-        return Counter(values)
+        return _one_nan(Counter(values))
     except TypeError as error:
         bad = next(value for value in values if not _is_hashable(value))
         raise TypeError(
@@ -518,6 +530,18 @@ def counted(values: list[Any], key: Key | None) -> Counter[Any]:
             "(strings, bytes, numbers, None, tuples of them). Map it to one of these first: json.dumps(value, "
             "sort_keys=True), for one."
         ) from error
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and value != value
+
+
+def _one_nan(counts: Counter[Any]) -> Counter[Any]:
+    """The same counts, with those of all NaN together: to a dict, each is a value of its own."""
+    found = [value for value in counts if _is_nan(value)]
+    if found:
+        counts[math.nan] = sum(counts.pop(value) for value in found)
+    return counts
 
 
 def _is_hashable(value: object) -> bool:
@@ -529,10 +553,11 @@ def _is_hashable(value: object) -> bool:
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:
-    """Values in ascending order; None first, and values that do not compare by the names of their types."""
+    """Values in ascending order; None first, NaN last, and values that do not compare by the names of their types."""
     values = list(values)
+    known = [value for value in values if value is not None and not _is_nan(value)]
     try:
-        return [*(value for value in values if value is None), *sorted(value for value in values if value is not None)]
+        return [*(v for v in values if v is None), *sorted(known), *(v for v in values if _is_nan(v))]
     except TypeError:
         return sorted(values, key=lambda value: (value is not None, type(value).__name__, repr(value)))
 
@@ -540,10 +565,13 @@ def in_order(values: Iterable[Any]) -> list[Any]:
 def best(pairs: Iterable[tuple[Any, int]], k: int, largest: bool) -> list[tuple[Any, int]]:
     """The `k` pairs of a value and a row with the largest (or smallest) values, best first; ties to the earlier row.
 
-    None ranks below everything.
+    None is left out, and NaN comes last.
     """
     known = sorted(((value, row) for value, row in pairs if value is not None), key=itemgetter(1))
+    last = [pair for pair in known if _is_nan(pair[0])]
+    if last:
+        known = [pair for pair in known if not _is_nan(pair[0])]
     try:  # both keep the order of equal values, and rows are ascending
-        return (heapq.nlargest if largest else heapq.nsmallest)(k, known, key=itemgetter(0))
+        return [*(heapq.nlargest if largest else heapq.nsmallest)(k, known, key=itemgetter(0)), *last][:k]
     except TypeError as error:
         raise TypeError(f"TopK ranks values that compare with each other, and these do not: {error}") from error
