@@ -55,13 +55,17 @@ def test_a_reducer_of_groups_says_that_an_entry_is_no_tensor(
 ) -> None:
     groups = tdmap.group_by(of_form(form, name, tmp_path), "g")
     what = "rows of different lengths" if name == "lists" else "Python objects"
-    for reducer in (r.Sum("v"), r.First("v"), r.Unique("v"), r.Checksum("v"), r.Quantile("v"), r.TopK("v")):
-        with pytest.raises(TypeError, match=rf"the reducer 'a' reads 'v', which holds {what}, .* use map_groups\(fn\)"):
+    for reducer in (r.Sum("v"), r.Max("v"), r.Unique("v"), r.Checksum("v"), r.Quantile("v"), r.TopK("v")):
+        with pytest.raises(
+            TypeError, match=rf"the reducer 'a' reads 'v', which holds {what}\. .* use map_groups\(fn\)"
+        ):
             groups.reduce({"a": reducer}, num_workers=0, chunksize=chunksize)
     with pytest.raises(TypeError, match="the reducer 'a' reads whole rows, and not all entries are tensors"):
         groups.reduce({"a": r.Checksum()}, num_workers=0, chunksize=chunksize)
     counts = groups.reduce({"n": r.Count()}, num_workers=0, chunksize=chunksize)
     assert counts["g"].tolist() == [0, 1, 2] and counts["n"].tolist() == [2, 2, 1]
+    last = groups.reduce({"v": r.Last("v")}, num_workers=0, chunksize=chunksize).get("v").tolist()
+    assert last == [value.tolist() if name == "lists" else value for value in (ENTRIES[name][row] for row in (4, 2, 3))]
 
 
 @pytest.mark.parametrize("chunksize", [1, 3, None])
