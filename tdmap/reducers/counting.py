@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from tensordict_lite import NonTensorStack, TensorDict, is_non_tensor
 from tensordict_lite.gathering import flat_bytes, offsets_of
 from tensordict_lite.ragged import bytes_tensor, is_ragged, json_of, text_of
 from tensordict_lite.views import is_leaf_nontensor
+
+T = TypeVar("T")
 
 _LARGEST = torch.finfo(torch.float64).max
 """Infinity is counted with the largest numbers."""
@@ -273,8 +275,9 @@ class ValueCounts(_Keyed):
     def join(self, a: Any, b: Any) -> Any:
         return self._limited(_one_nan(a + b) if isinstance(a, Counter) else _add_counts(a, b))
 
-    def _limited(self, out: Any) -> Any:
-        if len(out if isinstance(out, Counter) else out[0]) > self.max_values:
+    def _limited(self, out: T) -> T:
+        values: Any = out if isinstance(out, Counter) else out[0]  # type: ignore[index]
+        if len(values) > self.max_values:
             raise ValueError(
                 f"{type(self).__name__}({self.key!r}) met more than max_values={self.max_values} distinct values; use "
                 "tdmap.group_by(), which works through files, or raise the limit"
@@ -390,9 +393,9 @@ class TopK(Reducer[Any]):
 class Checksum(Reducer[int]):
     """A 64-bit checksum of the bytes of entries and their order; the same for every chunk size.
 
-    Every byte is multiplied by an odd weight that depends on its position and key; the products are added modulo 2**64.
-    A swapped or flipped byte changes the sum. The checksum is not cryptographic. Strings count as UTF-8, objects as
-    JSON.
+    Every byte is multiplied by an odd weight that depends on its key, its row and its place in the row; the products
+    are added modulo 2**64. A swapped or flipped byte changes the sum. The checksum is not cryptographic. Strings count
+    as UTF-8, objects as JSON. Rows of one length have the same sum as a tensor and as a ``Ragged``.
 
     Args:
         key: one entry, or ``None`` for all leaves.
@@ -416,41 +419,38 @@ class Checksum(Reducer[int]):
             return self._add(state, chunk, start, str(self.key))
         keys = chunk.keys(True, True, is_leaf=is_leaf_nontensor) if self.key is None else (self.key,)
         for key in keys:
-            entry = entry_of(chunk, key)
-            add = self._add if isinstance(entry, Tensor) else self._add_rows
-            state = add(state, entry, start, str(key))
+            state = self._add(state, entry_of(chunk, key), start, str(key))
         return state
 
-    def _add(self, state: int, values: Tensor, start: int, key: str) -> int:
-        data = flat_bytes(values.resolve_conj().resolve_neg().contiguous())
-        row_bytes = data.numel() // max(values.shape[0], 1)
-        steps = torch.arange(min(BLOCK, data.numel())) * self._STEP
-        position = start * row_bytes + _salt(key)
-        for block in data.split(BLOCK) if data.numel() else ():
-            weights = (steps[: len(block)] + _signed(position * self._STEP)).bitwise_or_(1)
-            state += int(weights.mul_(block.long().add_(1)).sum())
-            position += len(block)
+    def _add(self, state: int, rows: Any, start: int, key: str) -> int:
+        data, offsets = _row_bytes(rows)
+        steps = torch.arange(BLOCK) * self._STEP
+        salt = _salt(key) * self._STEP
+        count = len(offsets) - 1
+        width = len(data) // max(count, 1) if isinstance(rows, Tensor) else 0
+        some = min(max(BLOCK // width, 1), count) if width else BLOCK
+        row_steps = torch.arange(min(some, count)) * self._ROW_STEP
+        for first in range(0, count, some):
+            last = min(first + some, count)
+            firsts = row_steps[: last - first] + _signed((start + first) * self._ROW_STEP + salt)
+            state += int(firsts.bitwise_or(1).sum())  # a byte before each row, which tells an empty one from none
+            begin, end = int(offsets[first]), int(offsets[last])
+            for at in range(begin, end, BLOCK):
+                block = data[at : min(at + BLOCK, end)].long()
+                weights = self._weights(firsts, offsets[first : last + 1], at, len(block), width, steps)
+                state += int(weights.bitwise_or_(1).mul_(block.add_(1).view_as(weights)).sum())
         return state % (1 << 64)
 
-    def _add_rows(self, state: int, rows: Any, start: int, key: str) -> int:
-        """Add rows of different lengths. Their bytes lie at the same positions however the rows are cut into chunks:
-        that of a row comes from its number alone. A byte before each tells an empty row from none."""
-        data, offsets = _row_bytes(rows)
-        firsts = torch.arange(start, start + len(offsets) - 1) * self._ROW_STEP + _signed(_salt(key) * self._STEP)
-        state += int(firsts.bitwise_or(1).sum())
+    def _weights(self, firsts: Tensor, offsets: Tensor, at: int, size: int, width: int, steps: Tensor) -> Tensor:
+        """The weights of some bytes of some rows."""
+        if 0 < width and len(firsts) > 1:  # whole rows of one length; along the longer side in memory
+            if width < 32:
+                return (steps[:width, None] + (firsts + self._STEP)).t()
+            return (firsts + self._STEP)[:, None] + steps[:width]
         bases = firsts - (offsets[:-1] - 1) * self._STEP  # what the place among all bytes is added to
-        steps = torch.arange(min(BLOCK, len(data))) * self._STEP
-        for at in range(0, len(data), BLOCK):
-            block = data[at : at + BLOCK].long()
-            first, last = (
-                int(torch.searchsorted(offsets, at, right=True)) - 1,
-                int(torch.searchsorted(offsets, at + len(block))),
-            )
-            lengths = offsets[first : last + 1].clamp(at, at + len(block)).diff()
-            weights = torch.repeat_interleave(bases[first:last], lengths, output_size=len(block))
-            weights += steps[: len(block)] + _signed(at * self._STEP)
-            state += int(weights.bitwise_or_(1).mul_(block.add_(1)).sum())
-        return state % (1 << 64)
+        if len(firsts) > 1:
+            bases = torch.repeat_interleave(bases, offsets.clamp(at, at + size).diff(), output_size=size)
+        return steps[:size] + (bases + _signed(at * self._STEP))
 
     def merge(self, a: int, b: int) -> int:
         return (a + b) % (1 << 64)
@@ -470,7 +470,10 @@ def _salt(key: str) -> int:
 
 
 def _row_bytes(rows: Any) -> tuple[Tensor, Tensor]:
-    """The bytes of rows of different lengths, one after the other, and the offsets of the rows."""
+    """The bytes of rows, one after the other, and the offsets of the rows."""
+    if isinstance(rows, Tensor):
+        data = flat_bytes(rows.resolve_conj().resolve_neg().contiguous())
+        return data, torch.arange(len(rows) + 1) * (len(data) // max(len(rows), 1))
     if is_ragged(rows) and rows.kind != "json":
         values, offsets = rows.flat()
         data = flat_bytes(values.contiguous())

@@ -62,9 +62,9 @@ def test_a_reduction_does_not_depend_on_how_rows_are_stored(kind: str, chunksize
     assert got["top t", "row"].tolist() == [4, 6, 2] and got["top b", "value"] == [b"\xff", b"ef", b"d"]
     for name in ENTRIES:
         assert got[f"check {name}"] == tdmap.reduce(nested(COLUMNS), r.Checksum(("n", name)), num_workers=0)
-    assert tdmap.reduce(data, r.Checksum(), num_workers=0, chunksize=chunksize) == tdmap.reduce(
-        nested(COLUMNS), r.Checksum(), num_workers=0
-    )
+    total = tdmap.reduce(nested(COLUMNS), r.Checksum(), num_workers=0)
+    assert tdmap.reduce(data, r.Checksum(), num_workers=0, chunksize=chunksize) == total
+    assert tdmap.Pipeline(data).reduce(r.Checksum(), num_workers=0, chunksize=chunksize) == total
     for refused in (r.Mean, r.Max, r.Unique, r.TopK):
         with pytest.raises(TypeError, match=r"\('n', 'x'\).* (different lengths|Python objects)"):
             tdmap.reduce(data, refused(("n", "x")), num_workers=0, chunksize=chunksize)

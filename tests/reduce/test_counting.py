@@ -9,7 +9,7 @@ import torch
 import tdmap
 from tdmap import reducers as r
 from tdmap.reducers import blocks
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 DTYPES = [torch.uint8, torch.int8, torch.bool, torch.int16, torch.int64, torch.float16, torch.float32, torch.float64]
 
@@ -86,13 +86,18 @@ def test_top_k_takes_one_value_a_row(key: str) -> None:
         tdmap.top_k(data, key, 2, num_workers=0)
 
 
-def test_checksum_of_many_blocks_is_that_of_the_definition() -> None:
-    x = numbers(torch.int16, blocks.BLOCK, 3)
-    data, step = x.numpy().view(np.uint8).ravel(), -7046029254386353131
+@pytest.mark.parametrize("width", [3, 2 * blocks.BLOCK])
+def test_checksum_of_many_blocks_is_that_of_the_definition(width: int) -> None:
+    x = numbers(torch.int16, max(3 * blocks.BLOCK // width, 2), width)
+    data, step, row_step = x.numpy().view(np.uint8), -7046029254386353131, -4658895280553007687
     salt = int.from_bytes(hashlib.blake2b(b"None", digest_size=7).digest(), "little")
-    weights = ((np.arange(len(data)) + salt) * np.int64(step)) | 1
-    wanted = int(((data.astype(np.int64) + 1) * weights).sum()) % (1 << 63)
+    rows = (np.arange(len(x)) * np.int64(row_step) + np.array([salt]) * np.int64(step))[:, None]
+    weights = (rows + np.arange(data.shape[1] + 1) * np.int64(step)) | 1  # the first one of a row stands for the row
+    wanted = int(weights[:, 0].sum() + ((data.astype(np.int64) + 1) * weights[:, 1:]).sum()) % (1 << 63)
     assert tdmap.reduce(x, r.Checksum(), num_workers=0, chunksize=1000) == wanted
+    assert r.Checksum("x").update(0, TensorDict({"x": x}, [len(x)])) == r.Checksum("x").update(
+        0, TensorDict({"x": Ragged.from_list(list(x))}, [len(x)])
+    )
 
 
 def test_reducing_in_inference_mode_first_spoils_nothing_afterwards() -> None:
