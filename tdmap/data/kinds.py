@@ -283,6 +283,9 @@ def instead_of_data(value: object) -> str:
         return f"a {type(value).__name__}: use torch.tensor(values), or TensorDict({{'value': values}}, [len(values)])."
     if hasattr(value, "columns") and hasattr(value, "to_numpy"):
         return f"a {type(value).__name__}: use TensorDict({{name: table[name] for name in table}}, [len(table)])."
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        return f"the function {name}: pass the data first, and the function second."
     return f"a {type(value).__name__}: use a torch.Tensor, a TensorDict or a tensorclass."
 
 

@@ -119,6 +119,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
         (lambda d: tdmap.group_by(d, "lable"), "Entries: 'label', 'path', 'x'. Did you mean 'label'"),
         (lambda d: tdmap.map(np.zeros(3), len), "a numpy array: use torch.from_numpy"),
+        (lambda d: tdmap.map(torch.nn.ReLU(), d), "the function ReLU: pass the data first, and the function second"),
         (lambda d: tdmap.map({"x": 1}, len), r"a dict: use TensorDict\(mapping"),
         (lambda d: tdmap.map("folder", len), r"the path 'folder': use TensorDict.load_memmap"),
         (lambda d: tdmap.map([1, 2], len), r"a list: use torch.tensor\(values\)"),
