@@ -115,7 +115,7 @@ class DevicePlan:
         return not execution.in_processes or can_lend(self.out_device)
 
 
-_DEVICE_NAME = re.compile(r"(cuda|mps|xpu)(:\d+)?")
+_DEVICE_NAME = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 def check_no_device(out: object, data: Data) -> None:
@@ -123,11 +123,13 @@ def check_no_device(out: object, data: Data) -> None:
     if not isinstance(out, torch.device) and not (isinstance(out, str) and _DEVICE_NAME.fullmatch(out)):
         return
     where, nbytes = torch.device(out), sum(leaf.nbytes for leaf in tensors_of(data))
+    folder = "" if isinstance(out, torch.device) else f" For a folder of that name, say './{out}'."
+    if where.type == "cpu":
+        raise ValueError(f"out={str(out)!r} is a device: without out= the result is in memory of the CPU.{folder}")
     room = ""
     if where.type == "cuda" and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info(where)
         room = f", of whose {total:,} bytes {free:,} are free"
-    folder = "" if isinstance(out, torch.device) else f" For a folder of that name, say './{out}'."
     raise ValueError(
         f"out={str(out)!r} is a device{room}; the data have {nbytes:,} bytes. Allocate the output there and pass it: "
         f"out=TensorDict(...).to({str(out)!r}). Results that are larger than the device: "

@@ -68,6 +68,8 @@ def test_an_output_that_is_the_name_of_a_device(data, out, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"is a device.*24 bytes.*Allocate"):
         tdmap.map(data, lambda td: td, out=out)
+    with pytest.raises(ValueError, match="'cpu' is a device: without out= the result is in memory"):
+        tdmap.map(data, lambda td: td, out=torch.device("cpu") if isinstance(out, torch.device) else "cpu")
     assert not list(tmp_path.iterdir())
     saved = tdmap.map(data, lambda td: td, out="./cuda", executor="serial")  # a folder, if that is what is meant
     assert torch.equal(saved["x"], data["x"]) and (tmp_path / "cuda").is_dir()
