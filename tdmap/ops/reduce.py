@@ -49,7 +49,10 @@ class FoldChunk:
         self.mapper = mapper
         self.dim = dim
         # Messages and progress bars name what the user wrote.
-        self.__qualname__ = function_name(type(reducer) if mapper is None else mapper)
+        if mapper is None and isinstance(reducer, Several):
+            self.__qualname__ = f"reduce({', '.join(reducer.parts)})"
+        else:
+            self.__qualname__ = function_name(type(reducer) if mapper is None else mapper)
 
     def __call__(self, chunk: Data, start: int = 0) -> Any:
         if self.mapper is not None:

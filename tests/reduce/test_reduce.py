@@ -146,3 +146,10 @@ def test_an_error_names_the_mapper_within_a_partial(data: TensorDict) -> None:
     with pytest.raises(KeyError) as caught:
         tdmap.map_reduce(data, functools.partial(picked, key="nope"), r.Sum(), num_workers=0)
     assert any(note.startswith("raised by picked on rows 0:") for note in caught.value.__notes__)
+
+
+def test_an_error_names_the_reducers_of_a_mapping() -> None:
+    data = TensorDict({"x": torch.arange(3.0), "word": ["a", "b", "c"]}, [3])
+    with pytest.raises(TypeError) as caught:
+        tdmap.reduce(data, {"mean": r.Mean("x"), "most": r.Max("word")}, num_workers=0)
+    assert any(note.startswith("raised by reduce(mean, most) on row 0") for note in caught.value.__notes__)
