@@ -177,10 +177,10 @@ def spoil(folder: Path) -> dict[str, str]:
     jpeg = next(folder.rglob("*.jpg")).read_bytes()
     files = {
         "a/empty.jpg": (b"", "empty"),
-        "a/text.jpg": (b"this is no picture\n", "no picture"),
+        "a/text.jpg": (b"this is no picture\n", "not a picture"),
         "a/short.png": (whole[: len(whole) // 2], "cannot be"),
         "a/short.jpg": (jpeg[: len(jpeg) // 2], "cannot be"),
-        "a/zeros.png": (b"\0" * 500, "no picture"),
+        "a/zeros.png": (b"\0" * 500, "not a picture"),
         "a/bomb.png": (bomb(), "too many pixels"),
         "a/damaged.png": (whole[:60] + b"\xff" * 40 + whole[100:], "cannot be"),
     }
@@ -216,7 +216,7 @@ def test_spoilt_files_are_left_out_and_listed(tmp_path: Path, workers: int, size
 def test_a_spoilt_file_ends_the_call_and_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path / "in")
     (tmp_path / "in" / "b" / "bad.jpg").write_bytes(b"nothing")
-    with pytest.raises(PictureError, match=r"b/bad\.jpg: no picture"):
+    with pytest.raises(PictureError, match=r"b/bad\.jpg: not a picture"):
         images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=2)
     with pytest.warns(SkippedPictures):  # the same folder, going on from there
         pictures = images.ingest(tmp_path / "in", tmp_path / "out", size=16, num_workers=2, on_error="skip")
@@ -524,7 +524,7 @@ def test_the_command_ingests_and_lists_what_it_left_out(tmp_path: Path) -> None:
 
     failed = run("--size", "16x12")
     assert failed.returncode == 1
-    assert "b/bad.jpg: no picture" in failed.stderr and "Traceback" not in failed.stderr
+    assert "b/bad.jpg: not a picture" in failed.stderr and "Traceback" not in failed.stderr
     done = run("--size", "16x12", "--on-error", "skip", "--preview", str(tmp_path / "sheet.png"))
     assert done.returncode == 0
     assert "24 pictures in 2 classes written to" in done.stdout

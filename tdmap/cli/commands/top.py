@@ -74,7 +74,7 @@ def _report(folder: Path) -> None:
         answer({"jobs": [live.facts(job, looks) for job, looks in jobs]})
         return
     console = Console(highlight=False, markup=False)
-    console.print(live.screen(jobs, console.width, str(folder)))
+    console.print(live.screen(jobs, console.width, str(folder)), soft_wrap=not jobs)
 
 
 def _watch(folder: Path, interval: float) -> None:

@@ -169,7 +169,7 @@ def _identified(file: IO[bytes]) -> Any:
             with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
                 file.seek(0)
                 return factory(file, "")
-    raise PictureError(f"no picture: its format is not one that Pillow knows{missing}")
+    raise PictureError(f"not a picture: Pillow does not know its format{missing}")
 
 
 @functools.lru_cache(maxsize=1)
