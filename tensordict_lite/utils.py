@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ from tensordict_lite.views import entry_of
 
 __all__ = [
     "Buffer",
+    "DeviceType",
+    "IndexType",
     "KEY_SEPARATOR",
     "LinkedList",
     "NestedKey",
@@ -72,6 +74,9 @@ __all__ = [
     "unravel_key_list",
     "unravel_key_to_tuple",
 ]
+
+DeviceType: TypeAlias = torch.device | str | int
+IndexType: TypeAlias = int | slice | str | Tensor | list[Any] | tuple[Any, ...] | None
 
 logger = logging.getLogger("tensordict_lite")
 

@@ -31,6 +31,12 @@ def test_public_names_are_those_of_the_reference(module: str) -> None:
             assert missing <= set(DEPARTURES), f"{name} lacks {sorted(missing - set(DEPARTURES))}"
 
 
+def test_utils_lack_what_the_page_says() -> None:
+    theirs = importlib.import_module("tensordict.utils")
+    ours = importlib.import_module("tensordict_lite.utils")
+    assert set(theirs.__all__) - set(ours.__all__) <= {"timeit"}
+
+
 def test_names_at_the_top_of_the_package() -> None:
     import tensordict_lite
 
