@@ -81,7 +81,7 @@ class DatasetWriter:
 
     Example:
         >>> import tempfile, torch
-        >>> from tensordict_lite.memmap.writer import DatasetWriter
+        >>> from tensordict_lite import DatasetWriter
         >>> folder = tempfile.TemporaryDirectory()
         >>> with DatasetWriter(folder.name, TensorDict({"x": torch.zeros(2), "y": torch.tensor(0)})) as writer:
         ...     for i in range(3):
