@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import os
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -52,6 +53,7 @@ def train_test_split(
         Both parts, each in random order.
 
     Raises:
+        TypeError: `test_size` is not a number.
         ValueError: a part would have no rows, or options exclude each other.
 
     Example:
@@ -61,6 +63,11 @@ def train_test_split(
     """
     check_no_device(out, data)
     rows = len(data)
+    if not isinstance(test_size, numbers.Real):
+        raise TypeError(
+            f"test_size must be a share or a number of rows: got {test_size!r}. For a third part, split the test part "
+            "again."
+        )
     count = round(rows * test_size) if isinstance(test_size, float) else int(test_size)
     if isinstance(test_size, bool) or not 0 < count < rows:
         raise ValueError(f"test_size={test_size!r} of {rows:,} rows leaves a part without rows.")

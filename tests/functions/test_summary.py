@@ -92,6 +92,8 @@ def test_sizes_that_leave_nothing_are_told() -> None:
     for size in (0, 0.0, 1.0, 10, -1, True):
         with pytest.raises(ValueError, match="leaves a part without rows"):
             tdmap.train_test_split(torch.arange(10), size)
+    with pytest.raises(TypeError, match="share or a number of rows: got .*split the test part again"):
+        tdmap.train_test_split(torch.arange(10), (0.1, 0.2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shuffle=True"):
         tdmap.train_test_split(made(10), 2, stratify="label", shuffle=False)
     with pytest.raises(ValueError, match="one number or string a row"):
