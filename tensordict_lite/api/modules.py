@@ -246,13 +246,15 @@ class ModuleOps(Kernel):
 
         Args:
             state_dict: a result of :meth:`state_dict`, flat or nested.
-            strict: require the same keys as in ``self``.
+            strict: require the same keys as in ``self``; fields that the state dict of a tensorclass lacks keep their
+                value. False: fields of a tensorclass that do not exist are ignored, other keys are added.
             assign: use the tensors of the state dict; by default their values are copied into the existing ones.
             from_flatten: whether the keys are joined with ``"."``. Default: True if there is ``_metadata`` and the keys
                 are not those of ``self``.
 
         Raises:
             RuntimeError: the keys do not match (``strict``), a value does not fit, or the devices differ.
+            KeyError: a key is not a field of a tensorclass (``strict``).
 
         Returns:
             self
@@ -262,7 +264,7 @@ class ModuleOps(Kernel):
             from_flatten = metadata is not None and set(state_dict) != set(self._key_list())
         if from_flatten:
             state_dict = self._unflatten_state(state_dict, metadata or {})
-        self._load_level(state_dict, strict, assign)
+        self._load_level(state_dict, strict, assign, not hasattr(self, "_field_specs"))
         return self
 
     def _unflatten_state(self, flat: Any, metadata: dict[str, Any]) -> Any:
@@ -289,7 +291,7 @@ class ModuleOps(Kernel):
             level(path[:-1])[path[-1]] = value
         return root
 
-    def _load_level(self, state: Any, strict: bool, assign: bool) -> None:
+    def _load_level(self, state: Any, strict: bool, assign: bool, complete: bool = True) -> None:
         known = getattr(state, "_metadata", {}).get("", {})
         if known.get("_non_tensor"):
             self._load_objects(known["_non_tensor"], known.get("_stacks", ()))
@@ -297,13 +299,7 @@ class ModuleOps(Kernel):
         device = state.get("__device", known.get("device"))
         items = {key: value for key, value in state.items() if key not in _LEGACY}
         if strict:
-            extra = set(items) - set(self._key_list())
-            missing = {key for key, value in self._stated() if key not in items and not _is_empty_level(value)}
-            if extra or missing:
-                raise RuntimeError(
-                    "Cannot load state-dict because the key sets don't match: the state dict has the extra keys "
-                    f"{sorted(extra)}, and lacks the keys {sorted(missing)}"
-                )
+            self._check_state_keys(items, complete)
         if device is not None and self._device is not None and torch.device(device) != self._device:
             raise RuntimeError(
                 f"the state dict was saved on {device}, this {type(self).__name__} is on {self._device}: move one first"
@@ -312,6 +308,16 @@ class ModuleOps(Kernel):
             self._change_batch_size(torch.Size(size))
         for key, value in items.items():
             self._load_entry(key, value, strict, assign)
+
+    def _check_state_keys(self, items: Mapping[str, Any], complete: bool) -> None:
+        extra = set(items).difference(self._key_list(), getattr(self, "_field_specs", ()))
+        missing = {key for key, value in self._stated() if key not in items and not _is_empty_level(value)}
+        missing = missing if complete else set()
+        if extra or missing:
+            raise RuntimeError(
+                "Cannot load state-dict because the key sets don't match: the state dict has the extra keys "
+                f"{sorted(extra)}, and lacks the keys {sorted(missing)}"
+            )
 
     def _load_objects(self, objects: Mapping[str, Any], stacks: Sequence[str] = ()) -> None:
         """Load the fields of a tensorclass that are in the metadata: objects, or one per row."""

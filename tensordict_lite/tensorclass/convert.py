@@ -216,25 +216,24 @@ class TensorClassConversions(DenseCollection):
             if value is None and entries.get(name) is not None:
                 setattr(self, name, None)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """Copy the values of a state dict into the fields, see :meth:`TensorDict.load_state_dict`.
+    def _load_level(self, state: Mapping[str, Any], strict: bool, assign: bool, complete: bool = True) -> None:
+        if "_tensordict" in state and "_tensordict" not in self._field_specs:  # as versions before 0.2 wrote it
+            self._load_objects(state.get("_non_tensordict") or {})
+            state = state["_tensordict"]
+        super()._load_level(state, strict, assign, complete)
 
-        Fields that the state dict lacks keep their value.
-
-        Raises:
-            KeyError: a key of the state dict is not a field (with ``strict``).
-        """
-        if "_tensordict" in state_dict and "_tensordict" not in self._field_specs:  # as versions before 0.2 wrote it
-            self._load_objects(state_dict.get("_non_tensordict") or {})
-            state_dict = state_dict["_tensordict"]
-        for key in state_dict if strict else ():
-            name = str(key).partition(".")[0]
-            if name not in self._field_specs and not name.startswith("__"):
+    def _check_state_keys(self, items: Mapping[str, Any], complete: bool) -> None:
+        for key in items:
+            if key not in self._field_specs:
                 raise KeyError(
                     f"the key {key!r} of the state dict does not belong to {type(self).__name__}, whose fields are "
                     f"{sorted(self._field_specs)}"
                 )
-        return super().load_state_dict(state_dict, False, *args, **kwargs)
+        super()._check_state_keys(items, complete)
+
+    def _load_entry(self, key: str, value: Any, strict: bool, assign: bool) -> None:
+        if key in self._field_specs:
+            super()._load_entry(key, value, strict, assign)
 
 
 # -- dataclasses -----------------------------------------------------------------------------------------------

@@ -89,6 +89,38 @@ def test_tensorclasses_within_trees_are_strict_about_tensors() -> None:
         TensorDict({"c": _blank(), "w": ""}, [3]).load_state_dict(state)
 
 
+@pytest.mark.parametrize("key", ["zz", "inner.zz"])
+@pytest.mark.parametrize("flatten", [True, False])
+def test_a_key_that_is_not_a_field_is_refused_or_ignored(key: str, flatten: bool) -> None:
+    state = _filled().state_dict(flatten=flatten)
+    inner = state["inner"] if not flatten and key != "zz" else state
+    inner[key if inner is state else "zz"] = torch.ones(3)
+    instance = _blank()
+    with pytest.raises(KeyError, match="'zz'.*whose fields are"):
+        instance.load_state_dict(state)
+    instance.load_state_dict(state, strict=False)
+    assert instance.x.equal(_filled().x) and instance.inner.v.equal(_filled().inner.v)
+
+
+def test_joined_keys_are_not_fields_if_they_are_not_taken_apart() -> None:
+    state = _filled().state_dict()
+    for asked in (state, dict(state)):
+        with pytest.raises(KeyError, match=r"'inner\.v'"):
+            _blank().load_state_dict(asked, from_flatten=False)
+        assert _blank().load_state_dict(asked, strict=False, from_flatten=False).x.equal(_filled().x)
+
+
+def test_fields_below_the_root_are_complete() -> None:
+    state = _filled().state_dict()
+    del state["inner.v"]
+    with pytest.raises(RuntimeError, match=r"lacks the keys \['v'\]"):
+        _blank().load_state_dict(state)
+    del state["x"]
+    kept = _blank()
+    kept.load_state_dict(state, strict=False)
+    assert kept.x.equal(_blank().x) and kept.s == "q"
+
+
 def test_the_layout_of_the_first_versions_loads() -> None:
     old = OrderedDict(_tensordict=OrderedDict(x=torch.ones(3) * 5), _non_tensordict={"s": "old", "y": None})
     other = _blank()
