@@ -335,7 +335,14 @@ class DenseCollection(Fitting):
         if type(key) is not str:
             path = require_path(key)
             if len(path) > 1:
-                self._parent_for(path).set(path[-1], item, inplace, non_blocking=non_blocking)
+                made: list[tuple[Any, str]] = []
+                parent = self._parent_for(path, made)
+                try:
+                    parent.set(path[-1], item, inplace, non_blocking=non_blocking)
+                except BaseException:  # it does not fit: no empty level is left behind
+                    for node, name in reversed(made):
+                        node._del_str(name)
+                    raise
                 return self
             key = path[0]
         if inplace and key in self._source:
@@ -361,16 +368,16 @@ class DenseCollection(Fitting):
                 return self
         return self.set_(key, item, non_blocking=non_blocking)
 
-    def _parent_for(self, path: tuple[str, ...]) -> TensorCollection:
-        """The collection that holds the last step of ``path``; missing levels are created."""
+    def _parent_for(self, path: tuple[str, ...], made: list[tuple[Any, str]] | None = None) -> TensorCollection:
+        """The collection that holds the last step of ``path``; missing levels are created, and added to ``made``."""
         node: Any = self
         for key in path[:-1]:
             try:
                 child = node._get_str(key)
             except KeyError:
-                if node._lock is not None:
-                    raise node._locked_error() from None
-                node._set_str(key, node._new_child())
+                node.set(key, node._new_child())  # which raises for a lock, and for a key that is not a field
+                if made is not None:
+                    made.append((node, key))
                 child = node._get_str(key)  # a lazy stack has split it
             if not isinstance(child, TensorCollection):
                 raise KeyError(

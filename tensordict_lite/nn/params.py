@@ -143,15 +143,23 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
             with torch.no_grad():
                 return super().set(key, item, inplace, non_blocking=non_blocking)
         node: Any = self
+        new: Any = None  # the first level that is missing, with its key and the level above
         for depth, part in enumerate(path[:-1]):  # a lock of the wrapped collection is ignored
             child = node._source.get(part)
             if child is None:
-                child = node._source[part] = TensorDict._trusted({}, self._batch_size, self._device, self._names)
+                child = TensorDict._trusted({}, self._batch_size, self._device, self._names)
+                if new is None:
+                    new = (node, part, child)
+                else:
+                    node._source[part] = child
             elif isinstance(child, Tensor):
                 raise KeyError(f"{path[: depth + 1]} is a tensor, so {path} cannot be written below it")
             node = child
         item = node._fit(item, path[-1], non_blocking)
         node._source[path[-1]] = item if node is self else self._as_params(item)
+        if new is not None:  # once it holds the entry, which may not fit
+            above, key, child = new
+            above._source[key] = child
         return self
 
     # New tensors become parameters, so they are not written directly.

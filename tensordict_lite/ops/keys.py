@@ -432,7 +432,10 @@ class KeyOps(Kernel):
             kept = {}
         if len(kept) != len(keys):  # nested keys, missing ones or duplicates
             one = path_of(keys[0]) if len(keys) == 1 and type(keys[0]) is tuple and not inplace else ()
-            kept = (one and self._select_path(one)) or self._select_tree(_group(keys, False), inplace, strict)
+            groups = _group(keys, False)
+            if inplace and strict:
+                self._select_tree(groups, False, True)  # raises before a nested collection has changed
+            kept = (one and self._select_path(one)) or self._select_tree(groups, inplace, strict)
         if inplace:
             self._keep(kept)
             return self
@@ -897,11 +900,12 @@ class KeyOps(Kernel):
             if entries[-1] is None:
                 self._raise_missing(require_path(path))
         result = join(entries, dim)
-        self._fit(result, str(target))  # raises before anything is removed
-        if not keep_entries:
-            for path in dict.fromkeys(paths):
-                self.del_(path)
-        return self.set(target, result)
+        for node in (self.copy(), self):  # the copy raises before anything is removed
+            if not keep_entries:
+                for path in dict.fromkeys(paths):
+                    node.del_(path)
+            node.set(target, result)
+        return self
 
     def cat_from_tensordict(self, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None) -> Tensor:
         """All tensors of the tree, concatenated.

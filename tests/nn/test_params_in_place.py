@@ -71,3 +71,14 @@ def test_a_lazy_stack_is_not_written_as_an_entry(write: str) -> None:
 def test_skip_leaves_a_lazy_stack_as_it_is() -> None:
     tree = TensorDict(w=torch.ones(2), stack=lazy_stack([TensorDict(a=1.0)] * 2))
     assert TensorDictParams(tree, no_convert="skip")["stack"] is tree["stack"]
+
+
+@pytest.mark.parametrize("key", ["zz", ("zz", "q"), ("n", "zz", "q", "r")])
+def test_an_entry_that_does_not_fit_leaves_no_level_behind(key: Any) -> None:
+    params = TensorDictParams(
+        TensorDict(w=torch.ones(3), n=TensorDict(b=torch.ones(3), batch_size=[3]), batch_size=[3])
+    )
+    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+        params.set(key, torch.ones(5))
+    assert set(params.keys(True)) == {"w", "n", ("n", "b")}
+    assert isinstance(params.set(key, torch.ones(3))[key], nn.Parameter)
