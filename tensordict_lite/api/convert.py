@@ -144,13 +144,16 @@ class ConvertOps(Kernel):
         """The entries as a named tuple, nested collections too. At the top a tensorclass gives a plain tuple.
 
         Args:
-            dest_cls: named tuple class to use wherever its fields match; elsewhere a class named ``GenericDict`` is
-                made.
+            dest_cls: named tuple class, with the keys as fields; also used for nested collections whose keys match.
+                Others get a class named ``GenericDict``.
+
+        Raises:
+            TypeError: the fields of ``dest_cls`` are not the keys of this collection.
         """
-        named = self._named(dest_cls)
+        named = self._named(dest_cls, True)
         return tuple(named) if hasattr(type(self), "__dataclass_fields__") else named
 
-    def _named(self, dest_cls: Any) -> Any:
+    def _named(self, dest_cls: Any, required: bool = False) -> Any:
         data = {}
         for key, value in self._entries():
             if isinstance(value, Tensor):
@@ -162,8 +165,9 @@ class ConvertOps(Kernel):
         if dest_cls is not None:
             try:
                 return dest_cls(**data)
-            except TypeError:  # other fields: this level gets a generic class
-                pass
+            except TypeError:  # other fields: a nested level gets a generic class
+                if required:
+                    raise
         return _named_tuple_class(tuple(data))(*data.values())
 
     def to_pytree(self) -> Any:

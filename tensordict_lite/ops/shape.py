@@ -420,11 +420,13 @@ class ShapeOps(Kernel):
     def expand_as(self, other: Any) -> Self:
         """:meth:`expand` to the (batch) shape of a tensor or collection.
 
-        A nested collection is expanded to the corresponding one of ``other``.
+        A nested collection is expanded to the corresponding one of ``other``, which gives an unlocked result.
 
         Raises:
             RuntimeError: a batch size does not expand to the other.
         """
+        if isinstance(other, Kernel) and self._lock is not None:
+            return self.copy().expand_as(other)
         out = self.expand(*other.shape)
         if not isinstance(other, Kernel) or type(self._source) is not dict:
             return out

@@ -167,5 +167,10 @@ x = TD({"a": torch.full((2, 3), 0.1)}, [2]); t = torch.tensor(0.1, dtype=torch.f
     ((x == t).all(), (x < t).any())
 x = nt.clone(); x.set("s", "other"); x.load_state_dict(nt.state_dict(flatten=False))
 x = nt.clone(); x.set("s", "other"); x.load_state_dict(nt.state_dict())
+td.to_namedtuple(dest_cls=collections.namedtuple("Two", "a b"))
+td.select("a", "n").to_namedtuple(dest_cls=collections.namedtuple("Two", "a n"))
+c.to_namedtuple(dest_cls=collections.namedtuple("Two", "x t"))
+x = td.lock_(); (x.expand_as(x).is_locked, x.expand_as(x)["n"].is_locked, x.expand_as(torch.zeros(2, 3)).is_locked)
+Auto(torch.ones(3), batch_size=[3]).set_non_tensor("n", torch.ones(2)).get("n").tolist()
 """,
 )

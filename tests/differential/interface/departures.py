@@ -186,7 +186,9 @@ RULES = [
         how="^raised (Index|Value)Error",
     ),
     Rule("entries that cannot be stacked say how to read them", "softmax|vmap|x.get", "ragged|lazy stacks", "^raised"),
-    Rule("names of dimensions that stay are kept in nested trees", "broadcast_to|tile", "named"),
+    Rule("names of dimensions that stay are kept in nested trees", "broadcast_to|tile|expand_as", "named"),
+    Rule("expand_as() follows the other collection level by level", "expand_as", "deeper batch|objects|NonTensorStack"),
+    Rule("a class of tensors only takes no objects", "set_non_tensor", "tensor_only", "^raised"),
     Rule("a size of its own has no names", "new_", "named"),
     Rule(
         "rows that are made anew hold None where there were objects", "new_|pad", "objects|tensorclasses|NonTensorData"
