@@ -193,7 +193,7 @@ class LazyShapeOps(Stacked):
     ) -> Any:
         out = self._viewed(size, "reshape")
         if out is not self and names is not None:
-            out.names = names
+            out._assign_names(names)
         return out if inverse is None else self._undoable(out, inverse)
 
     def _inplace_or(self, inplace: bool, out: Any, name: str) -> Self:

@@ -184,7 +184,7 @@ class LazyValueOps(Stacked):
         if self._source:
             new._device = new._source[0]._device
         if names is not self._names:
-            new.names = names
+            new._assign_names(names)
         return new
 
     def filter_empty_(self) -> Self:

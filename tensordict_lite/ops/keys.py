@@ -809,7 +809,7 @@ class KeyOps(Kernel):
         if device is not MISSING:
             new._device = None if device is None else torch.device(device)
         if names is not MISSING:
-            new.names = names
+            new._assign_names(names)
         if recurse:
             for key, value in self._entries():
                 if isinstance(value, Tensor) or value._is_unbatched:
@@ -819,8 +819,10 @@ class KeyOps(Kernel):
                         f"empty(recurse=True) cannot give the batch size {list(size)} to the entry {key!r}: its batch "
                         f"size {list(value._batch_size)} does not start with it"
                     )
-                device_kwarg = {} if device is MISSING else {"device": device}
-                new._set_str(key, value.copy() if value._is_non_tensor else value.empty(True, **device_kwarg))
+                child = value.copy() if value._is_non_tensor else value.empty(True, device=device)
+                if value._is_non_tensor and device is not MISSING:
+                    child._device = new._device
+                new._set_str(key, child)
         return new
 
     def filter_empty_(self) -> Self:

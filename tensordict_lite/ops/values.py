@@ -459,7 +459,7 @@ class ValueOps(GeneratedOps):
         if result is None:
             return None
         if names is not MISSING and names is not None:
-            result.names = names
+            result._assign_names(names)
         if propagate_lock and self._lock is not None:
             result.lock_()
         return result

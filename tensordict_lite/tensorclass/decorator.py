@@ -155,10 +155,11 @@ class TensorClass(TensorClassConversions, metaclass=TensorClassMeta):
     def _fit(self, item: Any, key: str, non_blocking: bool = False) -> Any:
         cls = type(self)
         flags = cls._flags
+        wrapped = isinstance(item, TensorCollection) and item._is_non_tensor  # by set_non_tensor(): kept unchanged
         if (
             not isinstance(item, (Tensor, TensorCollection))
-            or flags.autocast
-            or (flags.tensor_only and not isinstance(item, Tensor) and item._is_non_tensor)
+            or (flags.autocast and not wrapped)
+            or (flags.tensor_only and wrapped)
         ):
             spec = cls._field_specs.get(key)
             if spec is not None:
