@@ -303,11 +303,7 @@ class RowOps(ShapeOps):
         mine = self._source
         if isinstance(other, Kernel):
             theirs = {key: other._get_str(key) for key in other._key_list()}
-            odd = sorted(
-                key
-                for key in mine.keys() ^ theirs.keys()
-                if not getattr(mine.get(key, theirs.get(key)), "_is_non_tensor", False)
-            )
+            odd = sorted(key for key in mine.keys() ^ theirs.keys() if _has_rows(mine.get(key, theirs.get(key))))
             if pad is None and odd:
                 raise KeyError(
                     f"where: Key {odd[0]} not found and no pad value provided. {odd} are in one collection only: pass "
@@ -321,11 +317,7 @@ class RowOps(ShapeOps):
         def choose(key: str) -> Any:
             a = mine.get(key)
             b: Any = theirs.get(key) if theirs is not None else other
-            if (
-                theirs is not None
-                and (a is None or b is None)
-                and getattr(b if a is None else a, "_is_non_tensor", False)
-            ):
+            if theirs is not None and (a is None or b is None) and not _has_rows(b if a is None else a):
                 return b if a is None else a  # objects of only one side are kept: there is no padding for them
             if a is None:
                 return _where(condition, torch.full_like(b, fill) if isinstance(b, Tensor) else b * 0 + fill, b, pad)
@@ -418,6 +410,10 @@ def _settle_sizes(node: Any) -> None:
         node._batch_size = torch.Size(size)
     for sub in node._nested():
         _settle_sizes(sub)
+
+
+def _has_rows(entry: Any) -> bool:
+    return isinstance(entry, Tensor) or bool(not entry._is_non_tensor and entry._leaves())
 
 
 def _where(condition: Tensor, a: Any, b: Any, pad: float | bool | None) -> Any:

@@ -67,5 +67,6 @@ x = lazy_stack([TD(t=torch.ones(n), batch_size=[n]) for n in (2, 3)]); x.set("q"
 x = lazy_stack([TD(t=torch.ones(n), batch_size=[n]) for n in (2, 3)]); x["q"] = [["a", "b"], ["c", "d", "e"]]; x["q"]
 x = lazy_stack([TD(s=f"t{n}", batch_size=[n]) for n in (2, 3)]); x["s"] = x["s"]; x["s"]
 x = lazy_stack([TD(t=torch.ones(3), batch_size=[3]) for n in (2, 3)]); x["q"] = ["x", "y"]; x[0]["q"], x[1]["q"]
+TD(x=torch.ones(3), n=TD(s="m", batch_size=[3]), batch_size=[3]).where(Mask, TD(x=torch.zeros(3), batch_size=[3]))
 """,
 )
