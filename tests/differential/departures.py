@@ -32,6 +32,10 @@ TREES = rows_of(
 td.update_(TD({"a": torch.zeros(3, 4), "zz": torch.zeros(3)}, [3])) ==> td.update_({"zz": torch.zeros(3)})
     # an entry that the destination lacks raises, from a TensorDict as from a dict; otherwise it would be lost
     # silently
+td.select("a").add_(td.select("a", "b")) ==> raise KeyError("'b'")
+    # an entry that the left side lacks raises in place as in `+` (and in lerp, addcmul and addcdiv)
+td.note = 1 ==> raise AttributeError("note")
+    # entries are set by key: an attribute that is no property would be lost in every copy
 td.to(td.select("a").double()) ==> td.to(torch.float64)
     # the documentation says that the dtype of the other tree applies
 td.to(TD({}, [], device="cpu")) ==> td.to("cpu")
