@@ -165,9 +165,11 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
     # New tensors become parameters, so they are not written directly.
     _writes_directly = False
 
-    def update(self, *args: Any, **kwargs: Any) -> Any:
+    def update(self, input_dict_or_td: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Write the entries of a mapping, see :meth:`TensorDict.update`; they become parameters or buffers."""
-        super().update(*args, **kwargs)
+        if hasattr(input_dict_or_td, "_stack_dim"):
+            input_dict_or_td = input_dict_or_td.contiguous()
+        super().update(input_dict_or_td, *args, **kwargs)
         if type(self._source) is dict:
             self._convert_tree(self)  # including those of nested collections
         return self

@@ -68,6 +68,13 @@ def test_a_lazy_stack_is_not_written_as_an_entry(write: str) -> None:
     assert list(params.keys()) == ["w", "n"]
 
 
+def test_a_lazy_stack_updates_parameters_with_its_stacked_entries() -> None:
+    params = TensorDictParams(TensorDict(w=torch.ones(2, 3), n=TensorDict(b=torch.ones(2))))
+    params.update(lazy_stack([TensorDict(w=torch.zeros(3), n=TensorDict(b=float(i))) for i in range(2)]).copy())
+    assert params["n", "b"].tolist() == [0.0, 1.0]
+    assert {name for name, _ in params.named_parameters()} == {"w", "n.b"}
+
+
 def test_skip_leaves_a_lazy_stack_as_it_is() -> None:
     tree = TensorDict(w=torch.ones(2), stack=lazy_stack([TensorDict(a=1.0)] * 2))
     assert TensorDictParams(tree, no_convert="skip")["stack"] is tree["stack"]
