@@ -222,7 +222,7 @@ class LazyValueOps(Stacked):
 
     def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         if out is self:
-            if call.batch_size is not None or call.device is not MISSING:
+            if call.batch_size is not None or call.device not in (MISSING, None):
                 raise ValueError(
                     "batch_size and device are not supported with inplace=True on a lazy stack, whose members keep "
                     "theirs: omit them, or omit inplace"

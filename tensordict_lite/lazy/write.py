@@ -16,7 +16,7 @@ from tensordict_lite.indexing import normalise_index
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.lazy.storage import Stacked, is_ragged, member_size
 from tensordict_lite.ops.generated import inplace
-from tensordict_lite.ops.operands import pair_alike
+from tensordict_lite.ops.operands import pair_alike, with_batch_size
 from tensordict_lite.ops.update import check_replaceable, restricted
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -256,19 +256,16 @@ class LazyWriteOps(Stacked):
         self._names = None if source._names is None else list(source._names)
 
     def _pieces_of(self, source: Any) -> Sequence[Any]:
-        """A collection of this batch size split into one part for each member."""
+        """A collection of this batch size, or of its first dimensions, split into one part for each member."""
         count = len(self._source)
         dim = self._stack_dim
         members = getattr(source, "tensordicts", None)
         if members is not None and source._stack_dim == dim:
             pieces: Sequence[Any] = members
-        elif len(source._batch_size) > dim:
-            pieces = source.unbind(dim)
         else:
-            raise RuntimeError(
-                f"a collection of batch size {list(source._batch_size)} cannot be cut along the stack dim {dim} of a "
-                f"stack of batch size {list(self._batch_size)}"
-            )
+            if len(source._batch_size) <= dim:  # fewer dimensions than the shapes of its entries
+                source = with_batch_size(source, self._batch_size[: dim + 1])
+            pieces = source.unbind(dim)
         if len(pieces) != count:
             raise RuntimeError(
                 f"the source has {len(pieces)} rows along the stack dim {dim}, the stack {count} members"

@@ -431,7 +431,7 @@ def align(node: Any, other: Any, inplace: bool = False, common: bool = False) ->
         return node, other
     if inplace:
         if len(size) > len(mine) and size[: len(mine)] == mine:
-            return node, _with_batch_size(other, mine)
+            return node, with_batch_size(other, mine)
         target = mine if mine[: len(size)] == size else broadcast(mine, size)
         if target != mine:
             raise RuntimeError(
@@ -460,8 +460,8 @@ def _common_size(shorter: torch.Size, longer: torch.Size) -> torch.Size:
     return broadcast(longer, shorter)
 
 
-def _with_batch_size(node: Any, size: torch.Size) -> Any:
-    """The same entries with fewer batch dimensions."""
+def with_batch_size(node: Any, size: torch.Size) -> Any:
+    """The same entries with another batch size, which each of them has to start with."""
     node = node.copy() if type(node._source) is dict else node._densified()
     node._change_batch_size(size)
     return node

@@ -240,5 +240,11 @@ ds.lock_().__enter__(); ds.unlock_().__enter__(); x = ds.is_locked; ds.__exit__(
 with td.flatten_keys(".") as flat: flat.lock_().unlock_(); flat["n.q"] = torch.ones(3)
 with td.view(-1) as outer, outer.view(3, 1) as inner: inner["d"] = torch.ones(3, 1)
 x = TD({"x": lz}, [3]); x.get(("x", "a"), as_list=True), x.get(("x", "a"), as_nested_tensor=True).is_nested
+x = ds.update(TD({"a": torch.full((3, 2), 7.0), "q": "text"}, [])); x["a"], x["q"]
+x = ds.update(TD({"n": TD({"c": torch.zeros(3, 2, 4)}, [])}, [])); x["n", "c"]
+x = lazy_stack(list(ds.unbind(0)), 1); x.update(TD({"a": torch.full((2, 3), 7.0)}, [2])); x["a"]
+x = lazy_stack(list(ds.unbind(0)), 1); x.copy_(TD({"a": torch.full((2, 3), 7.0)}, [2])); x["a"]
+ds.replace(TD({"a": torch.zeros(3, 2)}, []))["a"]
+ds.update(TD({"a": torch.zeros(2, 2)}, []))  #! any error
 """,
 )
