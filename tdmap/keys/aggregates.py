@@ -25,7 +25,7 @@ from tdmap.keys.slots import Slotted
 from tdmap.reducers import Checksum, Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
 from tdmap.reducers.moments import Moments
-from tdmap.reducers.ranks import larger, ranked, smaller, unranked
+from tdmap.reducers.ranks import larger, ranked, require_elements, smaller, unranked
 from tensordict_lite import TensorDict
 
 States: TypeAlias = tuple[Any, ...]
@@ -325,8 +325,9 @@ class GroupedExtrema(_OfEntry):
         self.which = which
 
     def update(self, rows: Data, starts: Starts) -> States:
-        values, inner, _ = self.entry(rows)
+        values, inner, each = self.entry(rows)
         ranks = ranked(values, f"the smallest or largest value of {self.key!r}")
+        require_elements(each, f"the smallest or largest value of {self.key!r}")
         out = []
         if self.which != "max":
             out.append(_extreme(np.minimum, ranks.amin(inner) if inner else ranks, starts))

@@ -39,7 +39,7 @@ def byte_counts(values: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     kept = [dim for dim in range(values.ndim) if dim not in dims]
     sizes = [values.shape[dim] for dim in kept]
     groups = math.prod(sizes)
-    if values.numel() < 1024 * groups:
+    if values.numel() <= 1024 * groups:
         return None
     raw = values.view(torch.uint8).permute(*kept, *dims).reshape(groups, *[values.shape[dim] for dim in dims])
     return torch.stack([torch.bincount(group.reshape(-1), minlength=256) for group in raw]).view(*sizes, 256)

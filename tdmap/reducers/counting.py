@@ -70,7 +70,7 @@ class Histogram(_Keyed):
         counts = torch.zeros(groups * self._slots, dtype=torch.int64)
         offsets = torch.arange(groups).unsqueeze(1) * self._slots
         for block in blocks(values):
-            flat = block.permute(*kept, *dims).reshape(groups, -1).double()
+            flat = block.permute(*kept, *dims).reshape(groups, block.numel() // max(groups, 1)).double()
             index = self._slot_of(flat).add_(offsets)
             real = flat.isnan().logical_not_()
             counts += torch.bincount(index.reshape(-1) if bool(real.all()) else index[real], minlength=len(counts))

@@ -14,7 +14,7 @@ from torch import Tensor
 from tdmap.reducers import exact
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import moments, wide_sum
-from tdmap.reducers.ranks import larger, ranked, smaller, unranked
+from tdmap.reducers.ranks import larger, ranked, require_elements, smaller, unranked
 from tensordict_lite import TensorDict
 
 
@@ -151,6 +151,8 @@ class _Moments(_Keyed):
         return count, *moments(values, dims, count)
 
     def join(self, a: Any, b: Any) -> Any:
+        if not a[0]:  # rows without elements
+            return b
         return tuple(Moments(*a).join(Moments(*b)))
 
     def serves(self, other: Reducer[Any]) -> bool:
@@ -218,6 +220,7 @@ class MinMax(_Keyed):
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         ranks = ranked(values, repr(self))
+        require_elements(_count(values, dims), repr(self))
         return unranked(ranks.amin(dims), values.dtype), unranked(ranks.amax(dims), values.dtype)
 
     def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

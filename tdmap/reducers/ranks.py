@@ -41,6 +41,12 @@ def ranked(values: Tensor, what: str = "the order") -> Tensor:
     return values if wider is None else values.to(wider)
 
 
+def require_elements(count: int, what: str) -> None:
+    """Raise ValueError unless rows have elements, of which one is the smallest."""
+    if not count:
+        raise ValueError(f"{what}: the rows have no elements, so none is the smallest or the largest.")
+
+
 def unranked(ranks: Tensor, dtype: torch.dtype) -> Tensor:
     """The values of a dtype that were `ranked` so."""
     return (ranks ^ _TOP).view(dtype) if dtype is torch.uint64 else ranks.to(dtype)
