@@ -9,9 +9,10 @@ as another one of the same text. An operation may evaluate it on whole columns i
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Number
 from typing import Any, TypeAlias
 
@@ -20,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data, stored_entry
+from tdmap.data.kinds import Data, is_data
 from tdmap.data.reader import require_entry
+from tdmap.data.stacks import column_at
 from tdmap.times import TimeType, beside, is_time, time_type
 from tensordict_lite import is_non_tensor
 from tensordict_lite.ragged import is_ragged
@@ -110,11 +112,13 @@ class Expression:
             KeyError: unknown entry.
             TypeError: values cannot be compared or computed with.
         """
+        single = is_data(chunk) and not isinstance(chunk, Tensor) and not chunk.batch_size
         with np.errstate(all="ignore"):  # as torch has it
-            array = np.asarray(self.values(chunk))
+            array = np.asarray(self.values(chunk.unsqueeze(0) if single else chunk))
         if array.dtype == object:
             raise TypeError(f"{self!r} gives Python objects, not numbers or bools: compare them, with == or isin.")
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+        found = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+        return found[0] if single and found.ndim else found
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -224,7 +228,7 @@ class Column(Expression):
         if isinstance(chunk, Tensor) or not is_data(chunk):
             raise TypeError(f"{self!r} reads an entry, and a {type(chunk).__name__} has none: use a TensorDict.")
         require_entry(chunk, self.key, "the column")
-        return _array(stored_entry(chunk, self.key), self)
+        return _array(column_at(chunk, self.key), self)
 
 
 class Constant(Expression):
@@ -276,7 +280,7 @@ class Applied(Expression):
             sign, right = found
         elif kind is not None and other is not None:
             _require_alike(self, sign, kind, other)
-        shapes = [np.shape(side) for side in (left, right)]
+        shapes = [side.shape if isinstance(side, np.ndarray) else () for side in (left, right)]
         if all(shapes) and shapes[0] != shapes[1]:
             raise TypeError(
                 f"{self!r}: rows of {self.left!r} have shape {list(shapes[0][1:])}, and rows of "
@@ -284,13 +288,11 @@ class Applied(Expression):
                 ".sum(), .mean(), .min(), .max()."
             )
         for column, one, text in ((self.left, left, right), (self.right, right, left)):
-            if isinstance(text, (str, bytes)) and isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
-                said = "a text" if isinstance(text, str) else "bytes"
+            if isinstance(text, _SINGLE) and isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
+                said = {str: "a text", bytes: "bytes"}.get(type(text), f"a {type(text).__name__}")
                 raise TypeError(f"{self!r}: {column!r} holds numbers ({one.dtype}), and {text!r} is {said}.")
-        try:
-            return _ordered(sign, left, right) if sign in _ORDERS else _BINARY[sign][0](_whole(left), _whole(right))
-        except TypeError as error:
-            raise TypeError(f"{self!r} cannot be computed: {error}") from error
+        compute = functools.partial(_ordered, sign) if sign in _ORDERS else _BINARY[sign][0]
+        return _computed(self, compute, _whole(left), _whole(right))
 
 
 class Changed(Expression):
@@ -313,7 +315,7 @@ class Changed(Expression):
         values = self.operand.values(chunk)
         if self.sign == "~" and np.asarray(values).dtype.kind == "f":
             raise TypeError(f"{self!r}: ~ turns bools around, and {self.operand!r} has floating point numbers.")
-        return _UNARY[self.sign](values)
+        return _computed(self, _UNARY[self.sign], values)
 
 
 class Method(Expression):
@@ -341,7 +343,9 @@ class Method(Expression):
             found = [_beside(self, self.operand, "==", one, kind) for one in times]
             others = [one for one in arguments[0] if not (is_time(one) or isinstance(one, str))]
             arguments = (others + [one[1] for one in found if one is not None],)
-        return _METHODS[self.name](self.operand.values(chunk), *map(_whole, arguments))
+        if self.name != "isin":
+            arguments = tuple(map(_whole, arguments))
+        return _computed(self, _METHODS[self.name], self.operand.values(chunk), *arguments)
 
 
 def col(key: Key, *more: str) -> Expression:
@@ -364,6 +368,14 @@ def col(key: Key, *more: str) -> Expression:
     if not path or not all(isinstance(part, str) for part in path):
         raise TypeError(f"col takes the name of an entry, a string or a tuple of strings: got {key!r}.")
     return Column(path if len(path) > 1 else path[0])
+
+
+def _computed(formula: Expression, function: Callable[..., Any], *operands: object) -> Any:
+    """What a function returns; a TypeError that names the formula if it cannot."""
+    try:
+        return function(*operands)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{formula!r:.200} cannot be computed: {error}") from error
 
 
 def _operand(value: object) -> Expression:
@@ -423,10 +435,7 @@ def _array(value: Data, column: Expression) -> Any:
     if is_non_tensor(value):
         if is_ragged(value) and value.kind == "tensor":
             raise TypeError(f"{column!r}: its rows are lists of different lengths, which have no values to compare.")
-        found = value.tolist()
-        if not isinstance(found, list):  # of a single row
-            return found
-        return _objects(found, tuple(value.batch_size))
+        return _objects(value.tolist(), tuple(value.batch_size))
     if not isinstance(value, Tensor):
         raise TypeError(f"{column!r} is a collection of entries: name one of them, as in col('a', 'b').")
     value = value.detach().cpu()
@@ -440,18 +449,28 @@ def _array(value: Data, column: Expression) -> Any:
 
 
 def _whole(value: object) -> object:
-    """A text or bytes as an object: numpy would make an array of it, and cut zeros off its end."""
-    return np.array(value, dtype=object) if isinstance(value, (str, bytes)) else value
+    """A text, or another object that numpy would make an array of: it would cut zeros off the end of a text."""
+    return _objects(value, ()) if isinstance(value, _SINGLE) else value
+
+
+_SINGLE = (str, bytes, list, tuple, dict, set)
+"""Types of which one value is an object, in a column of objects."""
+
+
+def _objects(values: Any, shape: tuple[int, ...]) -> Any:
+    """Objects of nested lists as an array. Assigned together, those that are lists themselves would become arrays."""
+    for _ in shape[1:]:
+        values = [one for row in values for one in row]
+    return np.fromiter(values if shape else [values], object, math.prod(shape)).reshape(shape)
 
 
 def _ordered(sign: str, left: Any, right: Any) -> Any:
     """A comparison that is false for None, as it is for NaN."""
     compare = _BINARY[sign][0]
-    sides: list[Any] = [_whole(left), _whole(right)]
-    missing = [_is_none(side) for side in sides]
-    if not any(map(np.any, missing)):
-        return compare(*sides)
-    one, other, present = np.broadcast_arrays(*sides, ~(missing[0] | missing[1]))
+    missing = _is_none(left) | _is_none(right)
+    if not missing.any():
+        return compare(left, right)
+    one, other, present = np.broadcast_arrays(left, right, ~missing)
     found = np.zeros(present.shape, dtype=bool)
     found[present] = compare(one[present], other[present])
     return found
@@ -461,12 +480,6 @@ def _is_none(values: Any) -> Any:
     if values is None or (isinstance(values, np.ndarray) and values.dtype.kind == "O"):
         return np.asarray(operator.eq(np.asarray(values, dtype=object), None), dtype=bool)
     return np.False_  # a scalar stays one, so that it does not get a dtype
-
-
-def _objects(values: list[Any], shape: tuple[int, ...]) -> Any:
-    array = np.empty(shape, dtype=object)
-    array[:] = values
-    return array
 
 
 def _is_nan(values: object) -> NDArray[np.bool_]:
@@ -479,12 +492,18 @@ def _is_nan(values: object) -> NDArray[np.bool_]:
 def _is_in(values: object, wanted: list[Any]) -> NDArray[np.bool_]:
     array = np.asarray(values)
     if array.dtype == object or not wanted:
-        known = set(wanted)
-        return np.fromiter((one in known for one in array.reshape(-1)), bool, array.size).reshape(array.shape)
+        try:
+            return _each_in(array, set(wanted))
+        except TypeError:  # lists or dicts, which have no hash
+            return _each_in(array, wanted)
     kinds = set(map(type, wanted))
     if not all(issubclass(kind, (Number, np.bool_)) for kind in kinds):
-        raise TypeError(f"isin: the values of the column are numbers, and these are not: {wanted!r:.80}.")
+        raise TypeError(f"the values of the column are numbers, and these are not: {wanted!r:.80}.")
     return np.isin(array, _in_dtype(wanted, kinds, array.dtype))
+
+
+def _each_in(array: NDArray[Any], known: Collection[Any]) -> NDArray[np.bool_]:
+    return np.fromiter((one in known for one in array.reshape(-1)), bool, array.size).reshape(array.shape)
 
 
 def _in_dtype(wanted: list[Any], kinds: set[type], dtype: np.dtype[Any]) -> Any:
@@ -507,4 +526,8 @@ def _between(numbers: list[int], low: int, high: int) -> list[int]:
 
 def _of_row(values: object, reduce: Callable[..., Any]) -> NDArray[Any]:
     array = np.asarray(values)
-    return array if array.ndim < 2 else reduce(array, axis=tuple(range(1, array.ndim)))
+    if array.dtype == object or not array.ndim:
+        return array
+    array = array.reshape(len(array), array.size // max(len(array), 1))
+    found: NDArray[Any] = reduce(array, axis=1)
+    return found
