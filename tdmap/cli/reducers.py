@@ -168,7 +168,9 @@ def parse_reducer(text: str, data: Data, path: Path, grouped: bool = False) -> A
     import difflib
 
     import tdmap.reducers
-    from tdmap.diagnostics.columns import about, is_number
+    from tdmap.data.kinds import stored_entry
+    from tdmap.data.reader import select
+    from tdmap.diagnostics.columns import about, few_rows, is_number
 
     name, *rest = text.split(":")
     names = [*NAMES, *(GROUPED if grouped else ())]
@@ -195,7 +197,8 @@ def parse_reducer(text: str, data: Data, path: Path, grouped: bool = False) -> A
         leaf: Any = next((leaf for key, leaf, _ in leaves_of(data) if key == parts), None)
         time = time_types(data).get(".".join(parts))
         if is_number(leaf):
-            given.setdefault("about", about(leaf, None if time is None else time.name))
+            some = stored_entry(few_rows(select(data, [parts])), parts)
+            given.setdefault("about", about(some, None if time is None else time.name))
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:

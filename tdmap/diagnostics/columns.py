@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdmap.data.kinds import stored_entry
 from tdmap.reducers import Quantile, Reducer
 from tdmap.reducers.base import Several
 from tdmap.times import TimeType, about_text, length_text, time_type
@@ -101,16 +102,21 @@ class ColumnReducer(Reducer[Any]):
         self._sketch = Quantile(None, QUANTILES, about=about)
 
     @classmethod
-    def of(cls, key: str | tuple[str, ...], leaf: Tensor, time: str | None = None) -> ColumnReducer:
-        """That of an entry whose values are there to be looked at."""
-        return cls(key, about(leaf, time), time)
+    def of(cls, key: str | tuple[str, ...], some: Any, time: str | None = None) -> ColumnReducer:
+        """That of an entry of which some rows are known (`few_rows`)."""
+        return cls(key, about(cls.numbers(some), time), time)
+
+    @staticmethod
+    def numbers(entry: Any) -> Tensor:
+        """What is reduced of an entry, with rows in dimension 0."""
+        values: Tensor = entry
+        return values
 
     def init(self) -> Any:
         return None
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
-        values = chunk.get(self.key).reshape(-1)
-        return self.merge(state, self._of(values))
+        return self.merge(state, self._of(self.numbers(stored_entry(chunk, self.key)).reshape(-1)))
 
     def _of(self, values: Tensor) -> Any:
         count, nan, infinite = values.numel(), 0, 0
@@ -173,8 +179,26 @@ class ColumnReducer(Reducer[Any]):
         return tuple(torch.zeros(bins, dtype=torch.int64).index_add_(0, place, counts).tolist())
 
 
+class LengthReducer(ColumnReducer):
+    """Reduces the lengths of the rows of a `Ragged` to `ColumnStats`; None counts as NaN."""
+
+    @staticmethod
+    def numbers(entry: Any) -> Tensor:
+        lengths: Tensor = entry.lengths
+        if entry.has_none:
+            lengths = lengths.double().masked_fill(torch.tensor([row is None for row in entry.tolist()]), torch.nan)
+        return lengths
+
+
 _SAMPLE, _ELEMENTS = 64, 16
 """Rows that are looked at, and elements of each of them."""
+
+
+def few_rows(data: Any) -> Any:
+    """Some rows of a dataset at equal distances: the same ones for every worker."""
+    last = len(data) - 1
+    rows = {round(part * last / (_SAMPLE - 1)) for part in range(_SAMPLE)} if last >= 0 else set()
+    return data[torch.tensor(sorted(rows), dtype=torch.int64)]
 
 
 def is_number(value: object) -> bool:
@@ -182,24 +206,22 @@ def is_number(value: object) -> bool:
     return isinstance(value, Tensor) and not value.is_complex() and not value.is_nested
 
 
-def about(leaf: Tensor, time: str | None = None) -> float:
+def about(some: Tensor, time: str | None = None) -> float:
     """Where the numbers of an entry lie, if that is far from zero for how close they are; 0.0 for most entries.
 
-    Of numbers such as moments, whose distances are a thousandth of themselves, one percent says nothing. Some rows at
-    equal distances are looked at, so that every worker finds the same.
+    Of numbers such as moments, whose distances are a thousandth of themselves, one percent says nothing.
 
     Args:
-        leaf: the entry, with rows in dimension 0.
+        some: the entry in `few_rows` of a dataset.
         time: what its numbers are where they are times.
 
     Example:
         >>> about(torch.arange(1_700_000_000, 1_700_000_100)), about(torch.arange(100))
         (1700000000.0, 0.0)
     """
-    if leaf.dtype.itemsize < 2 and time is None or not leaf.numel():
+    if some.dtype.itemsize < 2 and time is None or not some.numel():
         return 0.0
-    rows = {round(place * (len(leaf) - 1) / max(_SAMPLE - 1, 1)) for place in range(_SAMPLE)}
-    some = torch.cat([leaf[row].reshape(-1)[:_ELEMENTS] for row in sorted(rows)]).double()
+    some = some.reshape(len(some), -1)[:, :_ELEMENTS].double()
     some = some[some.isfinite()]
     if not len(some):
         return 0.0

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from tdmap.data.kinds import Data, Dataset, tensors_of
+from tdmap.data.kinds import Data, Dataset, stored_entry, tensors_of
 from tdmap.data.objects import objects_of
+from tdmap.data.reader import rows_of, select
 from tdmap.data.stacks import ragged_columns
-from tdmap.diagnostics.columns import QUANTILES, ColumnReducer, Columns, is_number
+from tdmap.diagnostics.columns import QUANTILES, ColumnReducer, Columns, LengthReducer, few_rows, is_number
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
@@ -60,7 +61,8 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
     Figures cover all finite elements of a column. Dates and times (`arrow_types`) are printed as text.
 
     Args:
-        data: a collection with rows in dimension 0. For strings, bytes and lists, figures are of the lengths of rows.
+        data: a collection with rows in dimension 0. For strings, bytes and lists, figures are of the lengths of rows
+            (of strings in bytes of UTF-8), and None counts as NaN.
         **options: see `tdmap.RunOptions`.
 
     Example:
@@ -70,42 +72,42 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
         >>> found.rows, found["x"].mean, found["x"].max
         (2, 2.0, 3.0)
     """
-    others: dict[str, str] = {}
-    types = getattr(data, "arrow_types", {})
-    times = {key if isinstance(key, str) else ".".join(key): name for key, name in types.items()}
     rows = ragged_columns(data)
-    ragged = {}
-    for key in rows.keys(True, True, is_leaf_nontensor) if not isinstance(rows, Tensor) else ():
-        column = _ragged(rows.get(key))
-        if column is not None:
-            ragged[key] = column
-    if ragged:
-        rows = rows.exclude(*ragged)
-        for key, entry in ragged.items():
-            path = key if isinstance(key, tuple) else (key,)
-            rows.set((*path[:-1], f"{path[-1]} (length)"), entry.lengths)
-    wanted: dict[str, Any] = {}
-    for key in rows.keys(True, True, is_leaf_nontensor):
-        leaf, name = rows.get(key), key if isinstance(key, str) else ".".join(key)
-        if is_number(leaf):
-            wanted[name] = key if isinstance(key, tuple) else (key,)
-        else:
-            others[name] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
-    found: dict[str, Any] = {}
-    if wanted and len(rows):
+    like = rows_of(rows).like  # of several folders, no column is read for its name and kind
+    times = {_joined(key): name for key, name in getattr(data, "arrow_types", {}).items()}
+    reducers: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    keys = list(like.keys(True, True, is_leaf_nontensor))
+    numbers = [key for key in keys if is_number(stored_entry(like, key))]
+    columns = {key: _ragged(stored_entry(like, key)) for key in keys}
+    lengths = [key for key in keys if columns[key] is not None]
+    if len(rows) and (numbers or lengths):
         check_mapped_files(tensors_of(rows))  # a few rows of them are read here
-        kinds = {name: times[name] for name in wanted if time_type(times.get(name, "")) is not None}
-        reducers = Columns(
-            {name: ColumnReducer.of(key, rows.get(key), kinds.get(name)) for name, key in wanted.items()}
-        )
-        found = dict(fold(ctx, rows, reducers))
+        rows = select(rows, [*numbers, *lengths])
+        if rows_of(rows).is_view:  # strings in memory, as a column: a chunk of None alone could not be one
+            rows.update({key: columns[key] for key in lengths})
+        few = few_rows(rows)
+        for key in numbers:
+            name = _joined(key)
+            time = times[name] if time_type(times.get(name, "")) is not None else None
+            reducers[name] = ColumnReducer.of(key, stored_entry(few, key), time)
+        reducers |= {f"{_joined(key)} (length)": LengthReducer.of(key, stored_entry(few, key)) for key in lengths}
+    for key in keys:
+        if key not in numbers and key not in lengths:
+            leaf = stored_entry(like, key)
+            others[_joined(key)] = str(leaf.dtype) if isinstance(leaf, Tensor) else "no numbers"
+    found = dict(fold(ctx, rows, Columns(reducers))) if reducers else {}
     return Summary(found, len(rows), others)
+
+
+def _joined(key: str | tuple[str, ...]) -> str:
+    return key if isinstance(key, str) else ".".join(key)
 
 
 def _ragged(entry: Data) -> Ragged | None:
     """Strings, bytes and lists of numbers as rows that have lengths; None for other entries."""
     if is_ragged(entry):
-        return entry
+        return None if entry.kind == "json" else entry
     if not is_non_tensor(entry) or entry.batch_dims != 1 or not len(entry):
         return None
     try:

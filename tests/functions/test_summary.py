@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, lazy_stack, tensorclass
 
 pandas = pytest.importorskip("pandas")
 
@@ -49,6 +49,54 @@ def test_ragged_entries_count_by_their_lengths() -> None:
     found = tdmap.describe(TensorDict({"x": torch.arange(3), "word": words, "ids": ids}, [3]), num_workers=0)
     assert (found["word (length)"].max, found["word (length)"].count, found["x"].mean) == (3, 3, 1)
     assert found["ids (length)"].max == 2
+
+
+@tensorclass
+class Rows:
+    x: torch.Tensor
+    word: Any
+    ids: Any
+    json: Any
+
+
+FORMS = ["columns", "objects", "files", "shards", "lazy stack", "tensorclass"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("chunksize", [1, None])
+def test_figures_do_not_depend_on_how_rows_are_stored(form: str, chunksize: int | None, tmp_path: Path) -> None:
+    x, ids = torch.tensor([1.0, 5.0, torch.nan, 2.0]), [torch.arange(n) for n in (2, 2, 0, 5)]
+    objects: dict[str, list[Any]] = {"word": ["a", None, "", "bbb"], "json": [{"a": 1}, None, {}, {"b": [2]}]}
+    columns = {"word": Ragged.from_list(objects["word"]), "json": Ragged.from_objects(objects["json"])}
+    data: Any = TensorDict({"x": x, "ids": Ragged.from_list(ids), **columns}, [4])
+    if form == "objects":
+        data.update({name: NonTensorStack(*map(NonTensorData, rows)) for name, rows in objects.items()})
+    elif form == "files":
+        data = data.memmap(tmp_path / "data")
+    elif form == "shards":
+        for number in range(2):
+            data[2 * number : 2 * number + 2].memmap(tmp_path / str(number))
+        data = tdmap.open([tmp_path / "0", tmp_path / "1"])
+    elif form == "lazy stack":
+        wrapped = [{name: NonTensorData(rows[row]) for name, rows in objects.items()} for row in range(4)]
+        data = lazy_stack([TensorDict({"x": x[row], "ids": ids[row], **wrapped[row]}) for row in range(4)])
+    elif form == "tensorclass":
+        data = Rows(x=x, ids=data.get("ids"), **columns, batch_size=[4])
+    found = tdmap.describe(data, num_workers=0, chunksize=chunksize)
+    assert set(found) == {"x", "ids (length)", "word (length)"} and found.others == {"json": "no numbers"}
+    assert (found["x"].count, found["x"].nan, found["x"].max) == (4, 1, 5)
+    assert (found["ids (length)"].min, found["ids (length)"].mean, found["ids (length)"].max) == (0, 2.25, 5)
+    word = found["word (length)"]
+    assert (word.count, word.nan, word.min, word.max, word.mean) == (4, 1, 0, 3, pytest.approx(4 / 3))
+
+
+def test_quantiles_of_shards_are_as_accurate_as_those_of_one_dataset(tmp_path: Path) -> None:
+    x = torch.cat([torch.tensor([500_000.0]), torch.linspace(1, 1_000_000, 999)])
+    for number in range(2):
+        TensorDict({"x": x[500 * number :][:500]}, [500]).memmap(tmp_path / str(number))
+    found = tdmap.describe(tdmap.open([tmp_path / "0", tmp_path / "1"]), num_workers=0)["x"]
+    assert found == tdmap.describe(TensorDict({"x": x}, [1000]), num_workers=0)["x"]
+    assert found.quantiles == pytest.approx(np.quantile(x, (0.05, 0.5, 0.95)), rel=0.011)
 
 
 @pytest.mark.parametrize("kind", ["tensordict", "tensor", "ragged"])

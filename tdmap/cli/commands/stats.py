@@ -30,7 +30,9 @@ def stats(
     far from zero, to one percent of their range.
     """
     import tdmap
-    from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns, is_number
+    from tdmap.data.kinds import stored_entry
+    from tdmap.data.reader import select
+    from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns, few_rows, is_number
 
     end_with_reader()
     data = open_rows(path)
@@ -41,7 +43,10 @@ def stats(
     times = {name: kind.name for name, kind in time_types(data).items()}
     found: dict[tuple[str, ...], Any] = {}
     if wanted:
-        reducers = {"/".join(key): ColumnReducer.of(key, leaves[key], times.get(".".join(key))) for key in wanted}
+        few = few_rows(select(data, wanted))
+        reducers = {
+            "/".join(key): ColumnReducer.of(key, stored_entry(few, key), times.get(".".join(key))) for key in wanted
+        }
         values = guard(
             lambda: tdmap.map_reduce(
                 data, None, Columns(reducers), num_workers=num_workers, pbar=not quiet and not asked().json
