@@ -63,7 +63,8 @@ def train_test_split(
     """
     check_no_device(out, data)
     rows = len(data)
-    if not isinstance(test_size, numbers.Real):
+    given: object = test_size
+    if not isinstance(given, numbers.Real):
         raise TypeError(
             f"test_size must be a share or a number of rows: got {test_size!r}. For a third part, split the test part "
             "again."
