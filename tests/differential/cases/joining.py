@@ -18,7 +18,7 @@ pad_sequence([TD({"a": torch.ones(2, 3)}, [2]), TD({"a": torch.ones(2, 4)}, [2])
 pad_sequence([TD({"a": torch.ones(2, 3), "s": "x"}, [2]), TD({"a": torch.ones(3, 3), "s": "y"}, [3])])
 pad_sequence([TD({"n": {"a": torch.ones(k), "s": "x"}}, [k]) for k in (2, 3)])
 pad_sequence([TD({"n": {"m": {"s": ["x"] * k}}, "a": torch.ones(k)}, [k]) for k in (3, 1)], padding_side="left")
-pad_sequence([TD({"n": {"s": "x"}, "a": torch.ones(2)}, [2]), TD({"n": {}, "a": torch.ones(3)}, [3])])
+pad_sequence([TD({"n": {"b": torch.ones(2)}, "m": {"m": {}}, "a": torch.ones(2)}, [2]), TD({"a": torch.ones(3)}, [3])])
 pad_sequence([])
 lz.to_padded_tensor(7.0)["a"][0]  #! may work
 lz.to_padded_tensor(mask_key="m")  #! may work
