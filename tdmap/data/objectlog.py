@@ -107,8 +107,9 @@ def check_storable(pieces: Pieces, paths: Sequence[KeyPath], where: str) -> None
             if not holds_json(value):
                 raise OutputMismatch(
                     f"{where}: the entry {key_name(path)} holds a {type(value).__name__}, and a folder holds strings, "
-                    "numbers, None, lists and dicts with strings for keys. Encode it (bytes as a uint8 tensor, for "
-                    "one), or leave out=None and call .memmap(folder, allow_pickle=True) on the result."
+                    "numbers, None, lists and dicts with strings for keys. Return rows of numbers or bytes as "
+                    "Ragged.from_list(rows), encode other objects, or call without out= and save the result by "
+                    ".memmap(folder, allow_pickle=True)."
                 )
 
 

@@ -86,6 +86,11 @@ CASES = {
         of(meta=lambda c: TensorDict({"word": [{row} for row in range(len(c))]}, [len(c)])),
         r"\('meta', 'word'\) holds a set, and a folder holds strings",
     ),
+    "uneven lists in a folder": (
+        folder,
+        lambda chunk: {"ids": [list(range(row % 3)) for row in range(len(chunk))]},
+        r"'ids' holds a Tensor, .*Return rows of numbers .* as Ragged\.from_list\(rows\)",
+    ),
     "None for a folder": (folder, lambda chunk: None, "returned None"),
     "a tensor for a folder": (folder, x, "holds a collection"),
     "fewer rows in a folder": (folder, lambda chunk: chunk[:1], r"as many rows as its chunk \(5\).*the shape \(1,\)"),
