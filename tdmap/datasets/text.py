@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
@@ -131,9 +132,17 @@ class Tokenizer:
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         total = int(lengths.sum())
         try:
+            for row in rows:
+                operator.index(next(iter(row), 0))  # NumPy cuts fractions off, and reads text as a number
             flat = np.fromiter(itertools.chain.from_iterable(rows), np.int64, total)
         except (TypeError, ValueError) as error:
             raise _no_ids(f"something else ({error})") from error
+        if total and not dtype.is_floating_point and dtype is not torch.int64:
+            limits, least, most = torch.iinfo(dtype), int(flat.min()), int(flat.max())
+            if least < limits.min or most > limits.max:
+                raise OverflowError(
+                    f"{dtype} does not hold the token {most if most > limits.max else least}: pass a wider dtype=."
+                )
         return Ragged._over("tensor", torch.from_numpy(flat).to(dtype), offsets_of(lengths))
 
 
@@ -239,7 +248,8 @@ def tokenise(
         ValueError: options exclude each other, or the tokenizer has no pad token.
         FileExistsError: `out` is not empty; raised before any work.
         KeyError: there is no such column.
-        TypeError: the column is not text.
+        TypeError: the column is not text, or the tokenizer returns something else than whole numbers.
+        OverflowError: a token does not fit `dtype`.
 
     Example:
         >>> codes = lambda texts: [[ord(letter) for letter in text] for text in texts]

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -223,11 +224,24 @@ def test_prompts_know_where_they_end(tmp_path: Path, hugging: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"), [(None, "NoneType"), (["h"], "str for one"), ([1], "int for one"), ([["h"]], "something else")]
+    ("rows", "found"),
+    [(None, "NoneType"), (["h"], "str for one"), ([1], "int for one"), ([["h"]], "something else")]
+    + [([row], "something else") for row in (["7"], [1.5, 2], np.array([2.0]), torch.tensor([0.5]))],
 )
 def test_a_tokenizer_that_returns_no_numbers_is_told(rows: Any, found: str) -> None:
     with pytest.raises(TypeError, match=f"sequence of integers for each .*: got {found}"):
         tokenise(["text"], lambda texts: rows, num_workers=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_tokens_that_do_not_fit_are_named(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    ids = {"a": [limits.max], "": [], "b": [limits.min]}
+    kept = tokenise(list(ids), lambda texts: [ids[text] for text in texts], dtype=dtype, num_workers=0)
+    assert [row.tolist() for row in kept["input_ids"]] == [[limits.max], [], [limits.min]]
+    for token in (limits.max + 1, limits.min - 1):
+        with pytest.raises(OverflowError, match=rf"{dtype} does not hold the token {token}: pass a wider dtype="):
+            tokenise(["a b"], lambda texts, token=token: [[0, token]], dtype=dtype, num_workers=0)
 
 
 @pytest.mark.parametrize("options", [{"pack": 0}, {"max_length": -1}, {"max_length": 1.5}, {"pack": True}])
