@@ -80,7 +80,8 @@ def as_function(
 def require_function(fn: object) -> None:
     """Raise TypeError for what cannot be called, or whose result would have to be awaited."""
     if not callable(fn):
-        raise TypeError(f"fn must be a function, a module or a transform: got {fn!r}.")
+        hint = " A comparison of columns is written tdmap.col('x') > 3." if isinstance(fn, str) else ""
+        raise TypeError(f"fn must be a function, a module or a transform: got {fn!r}.{hint}")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
         name = function_name(fn)
         raise TypeError(

@@ -118,6 +118,7 @@ def test_an_option_of_other_operations_has_no_meaning_here(table):
         (lambda d: d.map(len, pbar="text"), "pbar must be True or False: got 'text'"),
         (lambda d: tdmap.reduce(d, lambda c: c), "does not take two arguments.*map_reduce"),
         (lambda d: tdmap.group_by(d, "lable"), "Entries: 'label', 'path', 'x'. Did you mean 'label'"),
+        (lambda d: tdmap.filter(d, "x > 3"), r"got 'x > 3'\. A comparison .* is written tdmap\.col\('x'\) > 3"),
         (lambda d: tdmap.map(np.zeros(3), len), "a numpy array: use torch.from_numpy"),
         (lambda d: tdmap.map(torch.nn.ReLU(), d), "the function ReLU: pass the data first, and the function second"),
         (lambda d: tdmap.map({"x": 1}, len), r"a dict: use TensorDict\(mapping"),
