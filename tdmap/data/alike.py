@@ -140,7 +140,7 @@ def wrong_shape(key: str, wanted: Sequence[int], found: Sequence[int], whose: st
     """The error for rows of another shape than those of the output."""
     return OutputMismatch(
         f"{key}: out has shape {tuple(wanted)} for {whose} shape {tuple(found)}. Change the function, "
-        "allocate out with its shape, or leave out=None."
+        "allocate out with its shape, or call without out=."
     )
 
 

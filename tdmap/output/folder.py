@@ -88,7 +88,7 @@ def _obstacle(value: Data, rows: int, plan: ChunkPlan, path: tuple[str, ...] = (
         return f"and {name} is {layout} on {value.device}."
     return (
         f"and {name} is a {type(value).__name__}, whose rows may differ in shape. Return its .contiguous(), or "
-        "rows of different lengths as a tensordict_lite.Ragged; or leave out=None."
+        "rows of different lengths as a tensordict_lite.Ragged; or call without out=."
     )
 
 
