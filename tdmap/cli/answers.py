@@ -86,15 +86,17 @@ def in_shell(text: str) -> str:
         'pass --overwrite instead of --resume, or --rows-per-shard.'
         >>> in_shell("mp_start_method must be 'fork'.")
         "--mp-start-method must be 'fork'."
+        >>> in_shell("sample takes a number of rows n=, or their share frac=.")
+        'sample takes a number of rows -n, or their share --frac.'
     """
 
     def said(match: re.Match[str]) -> str:
         value = (match[2] or "").strip("'\"")
-        flag = f"--{match[1].replace('_', '-')}"
+        flag = f"-{match[1]}" if len(match[1]) == 1 else f"--{match[1].replace('_', '-')}"
         return flag if value in ("", "True") else f"{flag} {value}"
 
     text = re.sub(r"^(?!out\b)([a-z]\w+)(?= must be\b)", lambda match: f"--{match[1].replace('_', '-')}", text)
-    return re.sub(r"\b([a-z]\w+)=(True\b|'\w+'|\"\w+\"|(?=[\s,.:;)]|$))", said, text)
+    return re.sub(r"\b([a-z]\w+|[kn])=(True\b|'\w+'|\"\w+\"|(?=[\s,.:;)]|$))", said, text)
 
 
 def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None:

@@ -91,6 +91,9 @@ def test_in_place(folder):
 def test_what_cannot_be_resumed_is_explained(folder):
     refused = command(folder, "resume", "in")
     assert refused.returncode == 2 and "holds no log" in refused.stderr
+    for name in ("status", "resume"):
+        refused = command(folder, name, "nowhere")
+        assert refused.returncode == 2 and "nowhere does not exist" in refused.stderr
     data = TensorDict.load_memmap(folder / "in")
     tdmap.map(data, lambda td: TensorDict({"x": td["x"]}, td.batch_size), out=folder / "out", resume=True)
     refused = command(folder, "resume", "out")

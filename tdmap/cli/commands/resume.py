@@ -88,6 +88,8 @@ def _status_of(path: Path) -> Any:
         found = read_status(path)
     except (OSError, ValueError) as error:
         refuse(f"{path} cannot be read: {error}")
+    if found is None and not os.path.lexists(path):
+        refuse(f"{path} does not exist")
     if found is None:
         refuse(f"{path} holds no log of a run: no run with resume=True or --resume was started there")
     return found
