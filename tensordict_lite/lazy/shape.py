@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite.base import TensorCollection
 from tensordict_lite.kernel import names_or_none
 from tensordict_lite.lazy.storage import Stacked, through_dense
 from tensordict_lite.ops.rows import check_condition, check_gather_out, check_pad
@@ -347,6 +348,10 @@ class LazyShapeOps(Stacked):
                 for leaf in member._leaves():
                     leaf.fill_(value)
         return self
+
+    def expand_as(self, other: Any) -> Any:
+        dense = self._dense_or_none() if isinstance(other, TensorCollection) else None
+        return self.expand(*other.shape) if dense is None else dense.expand_as(other)
 
     def masked_fill(self, mask: Tensor, value: float | bool) -> Self:
         return self.clone().masked_fill_(mask, value)

@@ -418,25 +418,34 @@ class ShapeOps(Kernel):
         return self._reshaped(self._fitting(new, expanded_entry), new, names)
 
     def expand_as(self, other: Any) -> Self:
-        """:meth:`expand` to the (batch) shape of a tensor or collection.
+        """:meth:`expand` to the shape of a tensor.
 
-        A nested collection is expanded to the corresponding one of ``other``, which gives an unlocked result.
+        With a collection, each tensor is expanded to its counterpart, and each nested collection to its own; entries
+        without a counterpart to the batch size. The result is then not locked.
 
         Raises:
-            RuntimeError: a batch size does not expand to the other.
+            RuntimeError: a shape does not expand to the other.
+
+        Example:
+            >>> column = TensorDict({"a": torch.zeros(3, 1)}, [3])
+            >>> column.expand_as(TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))["a"].shape
+            torch.Size([2, 3, 4])
         """
-        if isinstance(other, Kernel) and self._lock is not None:
-            return self.copy().expand_as(other)
-        out = self.expand(*other.shape)
-        if not isinstance(other, Kernel) or type(self._source) is not dict:
-            return out
-        changed = {}
+        if not isinstance(other, Kernel):
+            return self.expand(*other.shape)
+        size, whole, out = other._batch_size, None, {}
         for key, value in self._source.items():
-            if not isinstance(value, Tensor) and not value._is_non_tensor:
-                theirs = entry_of(other, (key,))
-                if isinstance(theirs, Kernel) and not theirs._is_non_tensor:
-                    changed[key] = value.expand_as(theirs)
-        return out._rebuild({**out._source, **changed}, out._batch_size, out._names) if changed else out
+            theirs = entry_of(other, (key,))
+            if isinstance(value, Tensor) and isinstance(theirs, Tensor):
+                out[key] = value.expand(theirs.shape)
+            elif _is_level(value) and _is_level(theirs):
+                out[key] = value.expand_as(theirs)
+            else:
+                whole = self.copy().expand(*size) if whole is None else whole
+                out[key] = whole._source[key]
+        ahead = len(size) - len(self._batch_size)
+        names = None if self._names is None or ahead < 0 else [*([None] * ahead), *self._names]
+        return self._rebuild(out, size, names)
 
     def broadcast_to(self, shape: Sequence[int]) -> Self:
         """:meth:`expand` to ``shape``, as :func:`torch.broadcast_to`."""
@@ -704,6 +713,10 @@ class ShapeOps(Kernel):
         if size != self._batch_size:
             self._change_batch_size(size)
         return self
+
+
+def _is_level(entry: Any) -> bool:
+    return isinstance(entry, Kernel) and not entry._is_non_tensor
 
 
 def _implicit_squeeze(out: Any) -> Any:

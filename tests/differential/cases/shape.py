@@ -174,5 +174,14 @@ nm.gather(0, torch.tensor([0]), inplace=True)
 nm.gather(0, torch.tensor([1])), nm.gather(1, torch.tensor([2, 0]))
 x = TD({"a": torch.ones(2, 3, requires_grad=True)}, [2]);
     x.gather(0, torch.tensor([1]), out=TD({"a": torch.zeros(1, 3)}, [1]))
+TD({"a": torch.ones(3, 1), "n": TD({"b": torch.ones(3, 1)}, [3])}, [3]).expand_as(
+    TD({"a": torch.ones(2, 3, 4), "n": TD({"b": torch.ones(2, 3, 5)}, [2, 3, 5])}, [2, 3]))["n", "b"]
+TD({"a": torch.ones(3, 1)}, [3]).expand_as(TD({"a": torch.ones(2, 3, 4)}, [2, 3]))
+TD({"a": torch.arange(3)}, []).expand_as(TD({"a": torch.ones(2, 3)}, [2, 3]))
+TD({"a": torch.ones(3, 5)}, [3]).expand_as(TD({"a": torch.ones(2, 3, 4)}, [2, 3]))
+TD({"a": torch.ones(3, 1), "s": "x"}, [3]).expand_as(TD({"a": torch.ones(2, 3, 4), "s": "y"}, [2, 3]))
+ds.expand_as(TD({"a": torch.ones(4, 3, 2), "n": TD({"c": torch.ones(4, 3, 2, 4)}, [4, 3, 2])}, [4, 3, 2]))
+lazy_stack([TD({"a": torch.ones(1)})] * 3).expand_as(TD({"a": torch.ones(2, 3, 4)}, [2, 3]))
+c.expand_as(C(torch.ones(2, 3, 4), batch_size=[2, 3]))
 """,
 )
