@@ -276,7 +276,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """:meth:`TensorDict.to`; the result is a module as well, with parameters and buffers."""
-        if kwargs.get("inplace"):
+        if kwargs.get("inplace") or (not args and kwargs.keys() == {"batch_size"}):
             with torch.no_grad():
                 return super().to(*args, **kwargs)
         here = self._plain()

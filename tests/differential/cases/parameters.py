@@ -135,5 +135,6 @@ m, o = (nn.ModuleDict({"p": Params(TD(w=torch.full((3,), float(v)), n=TD(b=torch
 Params(TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)])))
 Params(TD(n=TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)]))), no_convert=True)
 Params(TD(l=lazy_stack([TD(a=1.0), TD(a=2.0)])), no_convert="skip")["l"]["a"]
+p = Params(TD({"w": torch.ones(3)}, [3])); (p.to(batch_size=[]) is p, p.batch_size)
 """,
 )
