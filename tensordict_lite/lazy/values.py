@@ -174,10 +174,11 @@ class LazyValueOps(Stacked):
         return type(self)._class_for(members)._of(members, 0, size[1:], self._device)
 
     def empty(self, recurse: bool = False, *, batch_size: Sequence[int] | None = None, **kwargs: Any) -> Self:
-        """A stack of as many empty members; with another batch size, a dense collection."""
+        """A stack of as many empty members; with another batch size, a dense collection or instance."""
         if batch_size is not None:
             names = kwargs.pop("names", None)
-            out = self._plain_class()._trusted({}, self._batch_size, self._device)
+            typed = hasattr(self, "_member_class") and self._source
+            out = self._source[0] if typed else self._plain_class()._trusted({}, self._batch_size, self._device)
             return out.empty(batch_size=batch_size, names=names, **kwargs)
         names = kwargs.pop("names", self._names)
         new = self._each("empty", recurse, **kwargs)

@@ -246,5 +246,6 @@ x = lazy_stack(list(ds.unbind(0)), 1); x.update(TD({"a": torch.full((2, 3), 7.0)
 x = lazy_stack(list(ds.unbind(0)), 1); x.copy_(TD({"a": torch.full((2, 3), 7.0)}, [2])); x["a"]
 ds.replace(TD({"a": torch.zeros(3, 2)}, []))["a"]
 ds.update(TD({"a": torch.zeros(2, 2)}, []))  #! any error
+type(lazy_stack([c, c]).empty(batch_size=[2])).__name__, lazy_stack([c, c]).empty(batch_size=[2]).batch_size
 """,
 )
