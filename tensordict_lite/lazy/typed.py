@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -80,6 +81,10 @@ class TypedLazyStack(StackOfInstances):
         if value is None:
             self._delete_field(path[0])
             return self
+        flags = self._member_class._flags
+        if len(path) == 1 and isinstance(value, Mapping) and not isinstance(value, TensorCollection):
+            if not (flags.autocast or flags.tensor_only):
+                value = self._wrap(value)  # a field keeps a dict as an object
         return super().set(key, value, *args, **kwargs)
 
     def _set_field(self, name: str, value: object) -> None:
