@@ -269,8 +269,10 @@ def cat_entries(cls: Any, items: Sequence[Any], dim: int) -> Any:
     try:
         for key, value in source.items():
             column = [entries[key] for entries in sources]
-            if type(value) is Tensor or isinstance(value, Tensor):
+            if type(value) is Tensor:
                 out[key] = _torch_cat(column, dim)
+            elif isinstance(value, Tensor):
+                out[key] = _cat_of_a_class(column, dim)
             else:
                 out[key] = stack_class(column)._cat_entries(column, dim)
     except KeyError:
@@ -286,6 +288,14 @@ def cat_entries(cls: Any, items: Sequence[Any], dim: int) -> Any:
     if typed:
         new._types = joined_types(items)
     return new
+
+
+def _cat_of_a_class(column: list[Any], dim: int) -> Tensor:
+    """Tensors of a subclass; the rows of jagged ones, which torch does not concatenate."""
+    if dim or not all(isinstance(tensor, Tensor) and tensor.layout is torch.jagged for tensor in column):
+        return _torch_cat(column, dim)
+    rows = [row for tensor in column for row in tensor.unbind()]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def _joined_rows(items: Sequence[Any], item: Any, dim: int) -> int:

@@ -70,5 +70,11 @@ lazy_stack([td, td.select("a")]).contiguous()
 maybe_dense_stack([td, td.select("a")]), maybe_dense_stack([td, td], 1), maybe_dense_stack([nt, nt])
 TD.stack([td, td], 1)
 TD.cat([nm, nm], 1)
+x = TD(a=torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged), batch_size=[2]);
+    y = torch.cat([x, x[1:], TD({"a": x["a"] * 2}, [2])]); y.batch_size, y["a"].offsets(), y["a"].values()
+x = TD(a=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), batch_size=[2]);
+    torch.cat([TD(n=x, batch_size=[2])] * 2)[2]["n", "a"]
+x = TD(a=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), batch_size=[2]);
+    torch.cat([x, TD(a=torch.ones(1, 4), batch_size=[1])])  #! any error
 """,
 )
