@@ -558,8 +558,11 @@ def array_of(pa: ModuleType, tensor: Tensor) -> Any:
     """A tensor `[n, ...]` as an array: dimensions behind the first one are lists of a fixed size.
 
     Raises:
-        TypeError: Arrow has no such numbers; the message begins after the name of the column.
+        TypeError: Arrow has no such numbers, or rows have no elements; the message begins after the name of the column.
     """
+    if 0 in tensor.shape[1:]:
+        shape = list(tensor.shape[1:])
+        raise TypeError(f"has rows of shape {shape}, without elements, which Arrow does not support: leave it out.")
     tensor = tensor.detach().cpu().as_subclass(Tensor)
     try:
         values = tensor.contiguous().numpy(force=True)

@@ -6,6 +6,7 @@ TensorDict {"x": tensor, "text": Ragged, "pos": {"lat": tensor}}
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,13 +14,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.kinds import Data, is_data
+from tdmap.data.kinds import Data, has_members, is_data, is_dense, stored_entry
 from tdmap.data.objects import objects_of
-from tdmap.data.reader import rows_of
+from tdmap.data.reader import rows_of, select
 from tdmap.data.stacks import ragged_columns
 from tdmap.datasets.extras import no_column
-from tensordict_lite import Ragged, TensorDict
+from tensordict_lite import Ragged, TensorDict, is_non_tensor
 from tensordict_lite.ragged import is_ragged
+from tensordict_lite.views import is_leaf_nontensor
 
 Path: TypeAlias = "tuple[str, ...]"
 """Where a column is: its name behind those of the collections around it."""
@@ -46,6 +48,9 @@ def is_mask(path: Path, columns: Mapping[Path, Any]) -> bool:
 def rows_in(data: Data) -> Any:
     """A dataset with rows: a collection, a dict of columns, or a `Ragged`, which is the column `"rows"`.
 
+    Objects of a collection in memory are columns of strings, bytes, lists or JSON values where they can be: some of
+    their rows alone may look like another kind.
+
     Raises:
         TypeError: it is something else.
         ValueError: the dict has no columns.
@@ -59,7 +64,25 @@ def rows_in(data: Data) -> Any:
     if isinstance(data, Tensor) or not is_data(data) or not len(data.batch_size):
         what = f"one of batch size {list(data.shape)}" if is_data(data) else f"a {type(data).__name__}"
         raise TypeError(f"data must be a TensorDict with rows, or a dict of columns: got {what}.")
-    return ragged_columns(data)
+    return _as_columns(ragged_columns(data))
+
+
+def _as_columns(data: Data) -> Data:
+    objects = [] if len(data.batch_size) > 1 or not (is_dense(data) or has_members(data)) else _objects_in(data)
+    if objects and has_members(data):
+        data = select(data, list(data.keys(True, True, is_leaf_nontensor)))
+    found = {}
+    for key in objects:
+        with contextlib.suppress(TypeError):  # which is said when the column is read
+            found[key] = _ragged(stored_entry(data, key), key if isinstance(key, tuple) else (key,))
+    return data.copy().update(found) if found else data
+
+
+def _objects_in(data: Data) -> list[str | tuple[str, ...]]:
+    """The entries that are neither tensors nor columns."""
+    first = data[:1]  # members of a lazy stack are not stacked for this
+    entries = ((key, stored_entry(first, key)) for key in first.keys(True, True, is_leaf_nontensor))
+    return [key for key, entry in entries if is_non_tensor(entry) and not is_ragged(entry)]
 
 
 def columns_in(rows: Data) -> dict[Path, Any]:
@@ -77,7 +100,7 @@ def columns_in(rows: Data) -> dict[Path, Any]:
 
 def _add(node: Any, above: Path, found: dict[Path, Any]) -> None:
     for key in node.keys():
-        path, value = (*above, key), node.get(key)
+        path, value = (*above, key), stored_entry(node, key)
         if isinstance(value, Tensor):
             found[path] = _ragged(value, path) if value.is_nested else value
         elif getattr(value, "_is_non_tensor", False):
@@ -93,7 +116,10 @@ def _ragged(value: Any, path: Path) -> Any:
         if not len(value):  # nothing tells what they would be: text is by far the most frequent
             return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
         rows = objects_of(value)
-        if all(isinstance(row, (list, dict)) for row in rows) and not _are_numbers(rows):
+        values = [row for row in rows if row is not None]
+        if not values:  # text as well; a first row tells that it is
+            return Ragged.from_list(["", *rows])[1:]
+        if all(isinstance(row, (list, dict)) for row in values) and not _are_numbers(rows):
             return Ragged.from_objects(rows)
         return Ragged.from_list(rows)
     except (TypeError, ValueError) as error:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tdmap.arguments import require_integer
-from tdmap.data.kinds import Data, Dataset
+from tdmap.data.kinds import Data, Dataset, stored_entry
 from tdmap.data.objects import objects_of
+from tdmap.data.reader import rows_of
 from tdmap.datasets.columns import joined, rows_in
 from tdmap.datasets.extras import no_column
 from tdmap.execution import Execution
@@ -184,7 +185,7 @@ class ToTokens:
         return {**self.tokenizer.identity_parts(), "options": options}
 
     def __call__(self, rows: TensorDict) -> TensorDict:
-        texts = objects_of(rows.get(self.key))
+        texts = objects_of(stored_entry(rows, self.key))
         if None in texts:
             raise TypeError(
                 f"row {texts.index(None)} of the chunk has no text in {self.key!r}: fill or filter it before."
@@ -295,8 +296,9 @@ def text_in(data: Data, key: Any) -> tuple[Any, Any]:
     if isinstance(data, (list, tuple)):
         data = Ragged.from_list(data)
     rows = rows_in(data)
-    named = {joined(name): name for name in rows.keys(True, True, lambda kind: True)}
-    texts = [name for name, each in named.items() if _is_text(rows.get(each))]
+    like = rows_of(rows).like
+    named = {joined(name): name for name in like.keys(True, True, lambda kind: True)}
+    texts = [name for name, each in named.items() if _is_text(stored_entry(like, each))]
     if key is None and len(texts) > 1:
         raise KeyError(f"pass key=: columns of text are {', '.join(map(repr, texts))}")
     if key is None:
@@ -304,9 +306,9 @@ def text_in(data: Data, key: Any) -> tuple[Any, Any]:
     if joined(key) not in named:
         raise KeyError(no_column(joined(key), texts))
     key = named[joined(key)]
-    if not _is_text(rows.get(key)):
-        found = rows.get(key)
-        raise TypeError(f"the column {joined(key)!r} must be text: it is {_kind_of(found)}.")
+    if not _is_text(stored_entry(like, key)):
+        found = _kind_of(stored_entry(like, key))
+        raise TypeError(f"the column {joined(key)!r} must be text: it is {found}.")
     return rows.select(key), key
 
 
