@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
@@ -20,7 +20,7 @@ from tdmap.memory.hidden import AnyPath
 from tdmap.output.values import Fold
 from tdmap.plan import default_chunk_size
 from tdmap.reducers import Count, Reducer, as_reducer
-from tdmap.reducers.base import Answers, Associative, Several, merged
+from tdmap.reducers.base import Answers, Associative, Key, Several, merged
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import FunctionOptions
@@ -209,7 +209,7 @@ def fold(
     reducer = as_reducer(reducer)
     if mapper is None:
         _require_entries(reducer, data)
-        data = _columns_of(reducer, data) if dim == 0 else data
+        data = columns_for(reducer, data) if dim == 0 else data
     mapper = None if mapper is None else as_function(mapper)
     check_placement(mapper, ctx.execution.in_processes, None)
     chunksize, num_chunks = ctx.options.get("chunksize"), ctx.options.get("num_chunks")
@@ -234,16 +234,22 @@ def _is_ours(reducer: Reducer[Any]) -> bool:
     return all(type(part).__module__.startswith(_REDUCERS) and not isinstance(part, Associative) for part in parts)
 
 
-def _columns_of(reducer: Reducer[Any], data: Data) -> Data:
+def columns_for(reducer: Reducer[Any], data: Data, others: Collection[Key] = ()) -> Data:
     """The data, with columns in place of lazy stacks whose members differ in length.
 
     Whether rows differ must not depend on the chunk: one row, or a few that are equally long, can be stacked. Reducers
     of the caller get the rows as they are.
+
+    Args:
+        reducer: what folds the rows.
+        data: the dataset.
+        others: entries that are read besides those that the reducer reads.
     """
     if not _is_ours(reducer) or isinstance(data, Tensor) or not is_data(data):
         return data
     parts = reducer.parts.values() if isinstance(reducer, Several) else [reducer]
-    return columns_read(data, [getattr(part, "key", None) for part in parts if not isinstance(part, Count)])
+    keys = [getattr(part, "key", None) for part in parts if not isinstance(part, Count)]
+    return columns_read(data, [*keys, *others])
 
 
 def _require_entries(reducer: Reducer[Any], data: Data) -> None:

@@ -18,6 +18,7 @@ from tdmap.expressions import Expression
 from tdmap.frames import warn_user
 from tdmap.functions import Keys, as_function
 from tdmap.memory.links import Device, resolve_device
+from tdmap.ops.reduce import columns_for
 from tdmap.pipeline import terminals
 from tdmap.pipeline.chain import Chain
 from tdmap.pipeline.epochs import RunSettings
@@ -27,6 +28,7 @@ from tdmap.pipeline.ragged import PackRows, PadRows, SortByLength, require_block
 from tdmap.pipeline.stages import (
     Batch,
     Cache,
+    Call,
     ConcatWith,
     Filter,
     FlatMap,
@@ -461,8 +463,22 @@ class Pipeline(Chain):
         **options: Unpack[FunctionOptions],
     ) -> Any:
         """Reduce all rows in one pass, with the same bits as `tdmap.reduce` for the same chunks."""
-        settings = RunSettings.of(ctx, self._used_seed)
-        return terminals.reduce(self._opened(settings), settings, as_reducer(reducer))
+        settings, folds = RunSettings.of(ctx, self._used_seed), as_reducer(reducer)
+        return terminals.reduce(self._as_columns(folds)._opened(settings), settings, folds)
+
+    def _as_columns(self, reducer: Reducer[Any]) -> Pipeline:
+        """The same rows as columns (`columns_for`), where no function of the caller gets them."""
+        read: set[Any] = set()
+        for stage in self._stages:
+            if isinstance(stage, Filter) and isinstance(stage.fn, Expression):
+                read |= stage.fn.keys
+            elif isinstance(stage, (Call, Cache, ZipWith, ConcatWith)):
+                return self
+            elif isinstance(stage, Select):
+                read.update(stage.keys)
+        new = self._with_stages(self._stages)
+        new.data = columns_for(reducer, self.data, read)
+        return new
 
     @operation_method
     def collect(self, ctx: Context, **options: Unpack[FunctionOptions]) -> Any:

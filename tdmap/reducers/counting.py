@@ -122,6 +122,7 @@ class Quantile(_Keyed):
         50
     """
 
+    grows = True
     _TINY = 1e-9
 
     def __init__(
@@ -249,6 +250,7 @@ class ValueCounts(_Keyed):
     """
 
     numbers_rows = False
+    grows = True
 
     def __init__(self, key: Key | None = None, max_values: int = 10_000_000) -> None:
         super().__init__(key, None)

@@ -18,6 +18,11 @@ from tdmap.reducers.ranks import larger, ranked, require_elements, smaller, unra
 from tensordict_lite import TensorDict
 
 
+def _shapes(state: Any) -> list[tuple[int, ...]]:
+    parts = state if isinstance(state, tuple) else (state,)
+    return [tuple(part.shape) for part in parts if isinstance(part, Tensor)]
+
+
 def _count(values: Tensor, dims: tuple[int, ...]) -> int:
     out = 1
     for dim in dims:
@@ -51,6 +56,9 @@ class Count(Reducer[int]):
 class _Keyed(Reducer[Any]):
     """A reduction of one entry over some of its dimensions."""
 
+    grows = False
+    """Whether states of more rows may have more elements."""
+
     def __init__(self, key: Key | None = None, dim: int | tuple[int, ...] | None = 0) -> None:
         self.key = key
         self.dim = dim
@@ -66,11 +74,17 @@ class _Keyed(Reducer[Any]):
         if not values.shape[0]:
             return state
         mine = self.of(values, reduced_dims(self.dim, values.ndim))
-        return mine if state is None else self.join(state, mine)
+        return self.merge(state, mine)
 
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return a if b is None else b
+        if not self.grows and _shapes(a) != _shapes(b):  # which torch might broadcast
+            one, other = (max(shapes, key=len) for shapes in (_shapes(a), _shapes(b)))
+            raise ValueError(
+                f"{self!r}: results of shape {list(one)} and {list(other)} do not add up, because rows differ in shape "
+                "from chunk to chunk: pad them, or reduce each row in a mapper."
+            )
         return self.join(a, b)
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:

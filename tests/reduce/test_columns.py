@@ -1,5 +1,6 @@
 """Reducers over text, ragged rows and objects: lists, columns, files and lazy stacks, in chunks of any size."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,47 @@ def test_entries_that_no_reducer_reads_may_differ() -> None:
     rows = lazy_stack([TensorDict({"y": torch.tensor(1.0), "z": torch.zeros(2, n)}) for n in (1, 2, 3)])
     got = tdmap.reduce(rows, {"n": r.Count(), "y": r.Sum("y")}, num_workers=0, chunksize=2)
     assert int(got["n"]) == 3 and float(got["y"]) == 3
+
+
+STAGES: dict[str, Callable[[tdmap.Pipeline], tdmap.Pipeline]] = {
+    "nothing": lambda rows: rows,
+    "take": lambda rows: rows.take(4),
+    "filter": lambda rows: rows.filter(tdmap.col("y") != 2),
+    "select": lambda rows: rows.select(("n", "x"), "y"),
+    "skip and shuffle": lambda rows: rows.skip(1).shuffle(seed=0),
+}
+
+
+@pytest.mark.parametrize("chunksize", [1, 2, None])
+@pytest.mark.parametrize("name", STAGES)
+def test_a_pipeline_reduces_rows_however_they_are_stored(name: str, chunksize: int | None, tmp_path: Path) -> None:
+    key = ("n", "x")
+    parts: dict[str, r.Reducer[Any]] = {"n": r.Count(), "check": r.Checksum(key), "y": r.Sum("y")}
+    if name != "skip and shuffle":
+        parts |= {"first": r.First(key), "last": r.Last(key)}
+    found = {}
+    for kind in ("columns", "files", "lazy stack"):
+        rows = STAGES[name](tdmap.Pipeline(of_kind(kind, tmp_path)))
+        options: dict[str, Any] = {"num_workers": 0} | ({} if chunksize is None else {"chunksize": chunksize})
+        found[kind] = rows.reduce(parts, **options)
+        for refused in (r.Mean(key), r.Quantile(key), r.Unique(key)):
+            with pytest.raises(TypeError, match="different lengths"):
+                rows.reduce(refused, **options)
+    for other in (found["files"], found["lazy stack"]):
+        for part in ("n", "check", "y"):
+            assert other[part] == found["columns"][part]
+        assert all(torch.equal(other[part], found["columns"][part]) for part in ("first", "last") if part in parts)
+
+
+@pytest.mark.parametrize("kind", [r.Sum, r.Mean, r.Var, r.Min])
+@pytest.mark.parametrize("lengths", [(1, 3), (3, 1, 3), (2, 2, 5)])
+def test_rows_of_a_function_that_differ_from_chunk_to_chunk_are_refused(
+    kind: type[r.Reducer[Any]], lengths: tuple[int, ...]
+) -> None:
+    rows = lazy_stack([TensorDict({"x": torch.ones(length)}) for length in lengths])
+    for call in (
+        lambda: tdmap.map_reduce(rows, lambda chunk: chunk, kind("x"), num_workers=0, chunksize=1),
+        lambda: tdmap.Pipeline(rows).map(lambda chunk: chunk).reduce(kind("x"), num_workers=0, chunksize=1),
+    ):
+        with pytest.raises(ValueError, match="in one chunk and|from chunk to chunk"):
+            call()
