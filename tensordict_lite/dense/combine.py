@@ -149,9 +149,9 @@ def pad_sequence(
         if not -value.ndim <= pad_dim < value.ndim:
             raise IndexError(f"pad_dim={pad_dim} is out of range for the key {key} of shape {list(value.shape)}")
     result = first.empty(batch_size=_padded_size(list_of_tds, pad_dim), names=None)
-    for key in first.keys(True):
-        if not is_leaf_nontensor(type(first._get_path(path_of(key)))):
-            result.create_nested(key)
+    for path in sorted(map(path_of, first.keys(True)), key=len):  # from the outside
+        if not is_leaf_nontensor(type(first._get_path(path))):
+            result.create_nested(path)
     masks: dict[Any, Tensor] = {}
     for key in first.keys(True, True):
         column = [td.get(key) for td in list_of_tds]
