@@ -431,7 +431,7 @@ class ShapeOps(Kernel):
             >>> column.expand_as(TensorDict({"a": torch.zeros(2, 3, 4)}, [2, 3]))["a"].shape
             torch.Size([2, 3, 4])
         """
-        if not isinstance(other, Kernel):
+        if not isinstance(other, Kernel) or not self._source:
             return self.expand(*other.shape)
         size, whole, out = other._batch_size, None, {}
         for key, value in self._source.items():
