@@ -30,6 +30,7 @@ from tensordict_lite.memmap.disk.placed import is_placed
 from tensordict_lite.objects.column import PayloadColumn, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
+from tensordict_lite.ops.put import signed_view
 
 KINDS = ("tensor", "str", "bytes", "json")
 
@@ -615,6 +616,9 @@ class Ragged(NonTensorStack):
         Returns:
             A tensor ``[n, length, ...]``, and a bool mask ``[n, length]``, True at the elements of rows.
 
+        Raises:
+            ValueError: the dtype of the rows does not hold ``value``.
+
         Example:
             >>> Ragged.from_list([[1, 2, 3], [4]]).pad(2)
             (tensor([[1, 2],
@@ -632,10 +636,11 @@ class Ragged(NonTensorStack):
         places = torch.arange(length, device="cpu")
         mask = places >= (length - kept)[:, None] if left else places < kept[:, None]
         values = column.values.as_subclass(Tensor)
+        require_fill(value, values.dtype)
         out = values.new_full((len(kept), length, *values.shape[1:]), value)
         flat = values.new_empty((int(kept.sum()), *values.shape[1:]))
         gather_rows(values, starts, starts + kept, flat)
-        out[mask] = flat
+        signed_view(out)[mask] = signed_view(flat)
         return out, mask
 
     def buckets(self, batch_size: int, *, seed: int | None = None, window: int = 100) -> Iterator[Tensor]:
@@ -845,6 +850,15 @@ class Ragged(NonTensorStack):
 def is_ragged(entry: Any) -> TypeGuard[Ragged]:
     """Whether an entry is a :class:`Ragged` without objects assigned to its rows."""
     return isinstance(entry, Ragged) and entry.column is not None
+
+
+def require_fill(value: Any, dtype: torch.dtype) -> None:
+    """Raise ValueError for a number that an integer dtype does not hold: torch cuts fractions off, and wraps -100."""
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    if not limits.min <= value <= limits.max or value != int(value):
+        raise ValueError(f"rows of {dtype} cannot be filled with value={value!r}: cast them to a wider dtype first.")
 
 
 def form_name(kind: str, dtype: torch.dtype, shape: Sequence[int]) -> str:

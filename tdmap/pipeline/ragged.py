@@ -10,7 +10,7 @@ import torch
 from tdmap.data.kinds import Data, has_members
 from tdmap.data.objects import objects_of
 from tensordict_lite import Ragged, TensorDict
-from tensordict_lite.ragged import is_ragged
+from tensordict_lite.ragged import is_ragged, require_fill
 
 BLOCK_COLUMNS = ("document", "position")
 """What `pack` can write beside the elements."""
@@ -77,6 +77,7 @@ class PackRows:
 
     def __call__(self, rows: Data) -> TensorDict:
         flat, offsets = ragged_in(rows, self.key).flat()
+        require_fill(self.value, flat.dtype)
         total, lengths = len(flat), offsets.diff()
         blocks = -(-total // self.n)
 

@@ -230,6 +230,17 @@ def test_rows_are_padded(length: int | None, left: bool) -> None:
         assert values[is_there].equal(row)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int64])
+def test_rows_are_filled_with_what_their_dtype_holds(dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    column = Ragged.from_list([torch.tensor([1, most], dtype=dtype), torch.tensor([], dtype=dtype)])
+    padded, mask = column.pad(3, 7.0)
+    assert padded.dtype is dtype and padded.tolist() == [[1, most, 7], [7, 7, 7]] and mask.sum() == 2
+    for value in (most + 1, 0.5, float("nan"), *([] if dtype.is_signed else [-100])):
+        with pytest.raises(ValueError, match=f"rows of {dtype} cannot be filled with value={value!r}: cast"):
+            column.pad(3, value)
+
+
 def test_nested_tensors_go_in_and_out() -> None:
     rows = KINDS["pairs"]
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)

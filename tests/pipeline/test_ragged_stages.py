@@ -45,6 +45,20 @@ def test_padded_batches_have_the_rows(tmp_path: Path, workers: int, mapped: bool
     assert [unpadded(batch) for batch in fixed] == [[ROWS[n][:4] for n in batch["x"].tolist()] for batch in fixed]
 
 
+@pytest.mark.parametrize("stage", ["pad", "pack"])
+def test_rows_are_filled_with_what_their_dtype_holds(stage: str) -> None:
+    ids = Ragged.from_list([torch.tensor(row, dtype=torch.uint16) for row in ([1, 60_000], [3])])
+    made = tdmap.Pipeline(TensorDict({"ids": ids}, [2]))
+
+    def filled(value: float) -> Any:
+        ready = made.batch(2).pad("ids", value=value) if stage == "pad" else made.pack("ids", 4, value=value).batch(1)
+        return next(iter(ready.iter(num_workers=0)))["ids"].flatten().tolist()
+
+    assert filled(9) == [1, 60_000, 3, 9]
+    with pytest.raises(ValueError, match=r"rows of torch.uint16 cannot be filled with value=-100"):
+        filled(-100)
+
+
 def test_other_stages_see_the_rows() -> None:
     long = tdmap.Pipeline(rows()).filter(lambda chunk: chunk["x"] % 2 == 0).take(9).pad("ids", to=12).batch(4)
     assert [row for batch in long.iter(num_workers=0) for row in unpadded(batch)] == ROWS[:18:2]
