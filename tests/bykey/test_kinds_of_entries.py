@@ -9,6 +9,7 @@ import torch
 import tdmap
 from tdmap import reducers as r
 from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, lazy_stack, tensorclass
+from tests.cells.kinds import rows_of
 
 GROUPS = [1, 0, 1, 2, 0]
 LISTS = [torch.arange(n) for n in (3, 3, 5, 1, 0)]
@@ -121,3 +122,18 @@ def test_a_join_copies_entries_of_any_kind(name: str, how: str, tmp_path: Path) 
         for row in range(len(wanted)):
             ours, theirs = joined[row].get("v_right"), wanted[row].get("v_right")
             assert torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs, form
+
+
+def keys_of(rows: Any) -> list[Any]:
+    return [row["v"] for row in rows_of(rows)]
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "outer", "semi", "anti"])
+@pytest.mark.parametrize("form", ["columns", "objects", "lazy stack", "tensorclass"])
+@pytest.mark.parametrize("name", ["text", "bytes"])
+def test_a_side_without_rows_has_keys_of_the_kind_of_the_other(name: str, form: str, how: str, tmp_path: Path) -> None:
+    data = of_form(form, name, tmp_path)
+    joined = tdmap.join(data, data[:0], "v", how, num_workers=0)
+    assert keys_of(joined) == (ENTRIES[name] if how in ("left", "outer", "anti") else [])
+    joined = tdmap.join(data[:0], data, "v", how, num_workers=0)
+    assert sorted(keys_of(joined)) == (sorted(ENTRIES[name]) if how in ("right", "outer") else [])

@@ -27,7 +27,7 @@ from tdmap.output.output import SourceRows
 from tdmap.output.permute import PlaceRows, run_blocks
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context
-from tensordict_lite import TensorDict, is_non_tensor
+from tensordict_lite import Ragged, TensorDict, is_non_tensor
 
 On: TypeAlias = "Key | list[Key] | Mapping[Key, Key]"
 
@@ -86,6 +86,8 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     Raises:
         TypeError: the dtypes of keys differ.
     """
+    labels = [_of_one_kind(ours, theirs) for ours, theirs in zip(left.labels, right.labels)]
+    left, right = (replace(side, labels=tuple(own)) for side, own in zip((left, right), zip(*labels)))
     pairs = zip(left.codec.columns, right.codec.columns, left.labels, right.labels)
     times = zip(*(map(side.data.arrow_types.get, side.reader.spec.names) for side in (left, right)))
     for index, (mine, yours) in enumerate(times):
@@ -119,6 +121,13 @@ def comparable(left: KeyedData, right: KeyedData) -> tuple[KeyedData, KeyedData]
     left, right = _widened(left, tuple(commons)), _widened(right, tuple(commons))
     # Ranges of keys are cut by the sample, which had the old numbers.
     return left, right if all(label is None for label in right.labels) else right.resampled()
+
+
+def _of_one_kind(ours: Ragged | None, theirs: Ragged | None) -> tuple[Ragged | None, Ragged | None]:
+    """Labels of two columns; a list without rows, which is no more text than bytes, is what the other one is."""
+    if ours is None or theirs is None or ours.kind == theirs.kind:
+        return ours, theirs
+    return ours if len(ours) else theirs[:0], theirs if len(theirs) else ours[:0]
 
 
 def _renumbered(keyed: KeyedData, index: int, ranks: Tensor) -> KeyedData:
