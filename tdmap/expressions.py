@@ -75,10 +75,10 @@ class Expression:
     """An expression over the entries of a dataset; made by `col`.
 
     It is a function of a chunk: pass it as the predicate of `tdmap.filter`, as a key of `tdmap.group_by` and
-    `tdmap.sort`, or as the function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work as in NumPy.
-    Use `&`, `|` and `between` instead of `and`, `or` and `0 < col("v") < 1`. Dates and times (`TensorDict.arrow_types`)
-    compare with those of Python, NumPy and pandas, and with text: `col("day") >= datetime.date(2024, 6, 1)`, or
-    `>= "2024-06-01"`.
+    `tdmap.sort`, or as the function of `tdmap.map`. Arithmetic, comparisons, `&`, `|`, `^` and `~` work as in NumPy,
+    but a list or a dict is one value: that of a row of JSON values. Use `&`, `|` and `between` instead of `and`, `or`
+    and `0 < col("v") < 1`. Dates and times (`TensorDict.arrow_types`) compare with those of Python, NumPy and pandas,
+    and with text: `col("day") >= datetime.date(2024, 6, 1)`, or `>= "2024-06-01"`.
 
     Example:
         >>> from tensordict_lite import TensorDict
