@@ -298,9 +298,35 @@ def _same_stack(node: Any, other: Any) -> bool:
 
 
 def _check_same_paths(node: Any, other: Any) -> None:
-    ours, theirs = set(leaf_paths(node)), set(leaf_paths(other))
-    if ours != theirs:
-        raise keys_mismatch(ours - theirs, theirs - ours)
+    missing: set[tuple[str, ...]] = set()
+    extra: set[tuple[str, ...]] = set()
+    _compare_paths(node, other, (), missing, extra)
+    if missing or extra:
+        raise keys_mismatch(missing, extra)
+
+
+def _compare_paths(node: Any, other: Any, path: tuple[str, ...], missing: set[Any], extra: set[Any]) -> None:
+    """Add the paths of tensors that only one collection has; members of a stack have their own keys."""
+    if type(node._source) is not dict:
+        rows = other._nested() if _same_stack(node, other) else other.unbind(node.stack_dim)
+        for member, row in zip(node._nested(), rows):
+            _compare_paths(member, row, path, missing, extra)
+        return
+    found = {key: other._get_str(key) for key in other._key_list()}
+    for key in {**node._source, **found}:
+        value, match = node._source.get(key), found.get(key)
+        if all(entry is not None and not _is_leaf(entry) and not is_object(entry) for entry in (value, match)):
+            _compare_paths(value, match, (*path, key), missing, extra)
+        else:
+            ours, theirs = _paths_at(value, (*path, key)), _paths_at(match, (*path, key))
+            missing |= ours - theirs
+            extra |= theirs - ours
+
+
+def _paths_at(entry: Any, path: tuple[str, ...]) -> set[tuple[str, ...]]:
+    if entry is None:
+        return set()
+    return {path} if _is_leaf(entry) else set(leaf_paths(entry, path))
 
 
 def keys_mismatch(missing: set[tuple[str, ...]], extra: set[tuple[str, ...]]) -> KeyError:

@@ -166,3 +166,17 @@ def test_unbatched_entries_take_a_default_and_no_rows() -> None:
             left + right
         with pytest.raises(RuntimeError, match="'u' has rows in one collection"):
             left.add(right, default=0)
+
+
+def test_members_with_keys_of_other_members_are_a_mismatch() -> None:
+    """The members have the same keys taken together."""
+    stack = lazy_stack([TensorDict(n=TensorDict({key: torch.ones(3)})) for key in "ab"])
+    whole = TensorDict(n=TensorDict({key: torch.ones(2, 3) for key in "ab"}, [2]), batch_size=[2])
+    turned = lazy_stack(list(stack.unbind(0))[::-1])
+    for left, right in ((stack, turned), (stack, whole), (whole, stack)):
+        for tree, operand in ((left, right), (TensorDict(t=left), TensorDict(t=right))):
+            with pytest.raises(KeyError, match="keys in tensordicts mismatch.*'n', '[ab]'"):
+                tree + operand
+            with pytest.raises(KeyError, match="keys in tensordicts mismatch.*'n', '[ab]'"):
+                tree.add_(operand)
+    assert (stack.add(turned, default=0) == lazy_stack([whole[0], whole[1]])).all()
