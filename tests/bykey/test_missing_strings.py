@@ -32,17 +32,18 @@ def objects(values: Any) -> list[Any]:
     return [None if value != value else value for value in values]
 
 
-@pytest.fixture(params=["lists", "columns", "files", "shards"])
-def data(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return rows_of_kind(request.param, tmp_path)
+CASES = [(kind, {"num_workers": 0, "chunksize": 50}) for kind in ("lists", "columns", "files", "shards")]
 
 
-OPTIONS = [{"num_workers": 0, "chunksize": 50}, {"num_workers": 2}]
+@pytest.fixture(params=[*CASES, ("files", {"num_workers": 2})], ids=lambda case: f"{case[0]}-{case[1]['num_workers']}")
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    kind, options = request.param
+    return rows_of_kind(kind, tmp_path), options
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["caller", "workers"])
 @pytest.mark.parametrize("key", ["t", "late", ["k", "t"], ["late", "k"]], ids=str)
-def test_groups(data: Any, key: Any, options: dict[str, Any]) -> None:
+def test_groups(case: tuple[Any, dict[str, Any]], key: Any) -> None:
+    data, options = case
     first = key if isinstance(key, str) else next(name for name in key if name != "k")
     for dropna in (True, False):
         got = tdmap.group_by(data, key, dropna=dropna).reduce({"n": Count(), "s": Sum("x")}, **options)
@@ -55,8 +56,8 @@ def test_groups(data: Any, key: Any, options: dict[str, Any]) -> None:
         tdmap.group_by(data, key).reduce(Count(), **options)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["caller", "workers"])
-def test_order_and_duplicates(data: Any, options: dict[str, Any]) -> None:
+def test_order_and_duplicates(case: tuple[Any, dict[str, Any]]) -> None:
+    data, options = case
     for down in (False, True):
         got = tdmap.sort(data, ["k", "t"], descending=[False, down], **options)
         place = "first" if down else "last"
@@ -74,8 +75,8 @@ def test_order_and_duplicates(data: Any, options: dict[str, Any]) -> None:
         assert found == FRAME[name].value_counts().to_dict()
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["caller", "workers"])
-def test_statistics_of_text(data: Any, options: dict[str, Any]) -> None:
+def test_statistics_of_text(case: tuple[Any, dict[str, Any]]) -> None:
+    data, options = case
     groups = tdmap.group_by(data, "k")
     got = groups.agg({"t": ["nunique", "first"]}, **options)
     assert got["t", "nunique"].tolist() == FRAME.groupby("k").t.nunique().tolist() and got["t", "first"] == TEXT[:3]
@@ -83,9 +84,9 @@ def test_statistics_of_text(data: Any, options: dict[str, Any]) -> None:
     assert groups.top_k("t", 1, **options)["t"] == largest.tolist()
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["caller", "workers"])
 @pytest.mark.parametrize("mine", [["w1", "w2", None, "zz"], ["w1", "w2"]], ids=["both", "one"])
-def test_none_equals_no_key_of_a_join(data: Any, mine: list[Any], options: dict[str, Any]) -> None:
+def test_none_equals_no_key_of_a_join(case: tuple[Any, dict[str, Any]], mine: list[Any]) -> None:
+    data, options = case
     other = TensorDict({"t": mine, "y": torch.arange(len(mine))}, [len(mine)])
     pairs = FRAME.dropna(subset="t").merge(pd.DataFrame({"t": mine, "y": range(len(mine))}).dropna(), on="t")
     inner = tdmap.join(data, other, on="t", **options)
