@@ -248,7 +248,7 @@ class GroupBy:
         with self._spill(ctx) as spill:
             for key in dict.fromkeys(one.key for one in asked.ordered.values()):
                 wanted = {path: one.q for path, one in asked.ordered.items() if one.key == key}
-                text = not any(wanted.values())
+                text = all(q is None for q in wanted.values())
                 groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, text=text)
                 for path, q in wanted.items():
                     result.set(path, groups.distinct() if q is None else groups.quantiles(q))
@@ -328,7 +328,8 @@ def reduce_groups(ctx: Context, groups: GroupBy, reducers: Mapping[Any, Reducer[
 
 
 def _holds_objects(data: Data, key: Key | None) -> bool:
-    return key is not None and not isinstance(data, Tensor) and is_non_tensor(stored_entry(data, key))
+    # Of several folders, no column is loaded for its kind.
+    return key is not None and not isinstance(data, Tensor) and is_non_tensor(stored_entry(rows_of(data).like, key))
 
 
 def _set_rows(result: Data, data: Data, keys: Mapping[Any, Any]) -> None:

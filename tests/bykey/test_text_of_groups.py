@@ -79,3 +79,5 @@ def test_of_no_rows_and_of_no_number(tmp_path: Path) -> None:
         tdmap.group_by(data, "k").reduce({"m": Mean("o")}, num_workers=0)
     with pytest.raises(TypeError, match=r"an order within groups needs one number a row, and \('n', 'w'\)"):
         tdmap.group_by(data, "k").agg({"m": (("n", "w"), "median")}, num_workers=0)
+    with pytest.raises(TypeError, match=r"an order within groups needs one number a row, and \('n', 'w'\)"):
+        tdmap.group_by(data, "k").agg({"m": (("n", "w"), "quantile", 0.0)}, num_workers=0)
