@@ -775,6 +775,12 @@ def objects_of(entry: Data) -> list[Any]:
     return list(found) if isinstance(found, list) else [found] * len(entry)
 
 
+def text_column(strings: Sequence[str | None]) -> Ragged:
+    """Strings as a column, also of no rows or of None alone, which do not tell that they are text."""
+    found: Ragged = Ragged.from_list(["", *strings])[1:]
+    return found
+
+
 def describe_form(form: Form) -> str:
     """What such rows are, in words."""
     return form_name(*form[:3])

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from tdmap.data.kinds import Data, has_members, is_data, is_dense, stored_entry
-from tdmap.data.objects import objects_of
+from tdmap.data.objects import objects_of, text_column
 from tdmap.data.reader import rows_of, select
 from tdmap.data.stacks import ragged_columns
 from tdmap.datasets.extras import no_column
@@ -114,11 +113,11 @@ def _ragged(value: Any, path: Path) -> Any:
         if isinstance(value, Tensor):
             return Ragged.from_nested(value)
         if not len(value):  # nothing tells what they would be: text is by far the most frequent
-            return Ragged(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), "str")
+            return text_column([])
         rows = objects_of(value)
         values = [row for row in rows if row is not None]
-        if not values:  # text as well; a first row tells that it is
-            return Ragged.from_list(["", *rows])[1:]
+        if not values:
+            return text_column(rows)
         if all(isinstance(row, (list, dict)) for row in values) and not _are_numbers(rows):
             return Ragged.from_objects(rows)
         return Ragged.from_list(rows)

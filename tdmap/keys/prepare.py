@@ -14,6 +14,7 @@ from torch import Tensor
 from tdmap.arguments import require_integer
 from tdmap.data.entries import with_room
 from tdmap.data.kinds import Data, is_dense, stored_entry, tensors_of
+from tdmap.data.objects import text_column
 from tdmap.data.reader import narrow, rows_of, select
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.codec import KeyCodec
@@ -241,12 +242,11 @@ class NumberChunk:
 
 
 def _texts(strings: list[Any]) -> Ragged:
-    """Strings, or bytes, as a column; those of subclasses of `str` become strings. A last None is one of them."""
-    if not strings or strings == [None]:
-        none = Ragged.from_list(["", None])
-        return none[1:] if strings else none[:0]  # type: ignore[no-any-return]
-    found: Ragged = Ragged.from_list([str.__str__(one) if isinstance(one, str) else one for one in strings])
-    return found
+    """Strings and None, or bytes, as a column; strings of a subclass of `str` become plain ones."""
+    if strings and isinstance(strings[0], bytes):
+        found: Ragged = Ragged.from_list(strings)
+        return found
+    return text_column([one if one is None else str.__str__(one) for one in strings])
 
 
 def _numbered(values: list[Any]) -> tuple[list[Any], Tensor]:
