@@ -166,9 +166,10 @@ def pad_sequence(
         real = steps >= (longest - lengths[:, None]) if left else steps < lengths[:, None]
         masks[key] = real
     left = padding_side == "left"
-    shared = [set(td.keys(True, True, is_leaf=is_leaf_nontensor)) for td in list_of_tds]
     for key in first.keys(True, True, is_leaf=is_leaf_nontensor):
-        if key not in masks and all(key in keys for keys in shared):
+        if isinstance(first._get_path(path_of(key)), Tensor):
+            continue
+        if all(key in td.keys(True, True, is_leaf=is_leaf_nontensor) for td in list_of_tds):
             column = [td._get_path(path_of(key)) for td in list_of_tds]
             result.set(key, _stack_non_tensors(column, result._batch_size, left))  # added rows hold None
     if mask_key is not None:
