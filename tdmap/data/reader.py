@@ -176,7 +176,7 @@ class InMemory(Rows):
         found = TensorDict({}, self.data.shape[:1])
         for key in keys:
             entry = stored_entry(self.data, key)
-            found.set(key, self.data.get(key) if entry is None else entry)  # which names the entries that there are
+            found.set(key, self.data.get(key) if entry is None else entry)  # get() raises, and lists the entries
         return with_types(found, self.data)
 
     def with_columns(self, columns: TensorCollection) -> Data:

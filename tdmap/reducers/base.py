@@ -352,7 +352,7 @@ def entry_of(chunk: Data, key: Key) -> Any:
     """
     entry = column_at(chunk, key)
     if entry is None:
-        return chunk.get(key) if is_tensorclass(chunk) else chunk[key]  # which name the entries that there are
+        return chunk.get(key) if is_tensorclass(chunk) else chunk[key]  # raises a KeyError that lists the entries
     return entry
 
 

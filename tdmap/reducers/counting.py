@@ -25,7 +25,8 @@ from tensordict_lite.gathering import flat_bytes, offsets_of
 from tensordict_lite.ragged import bytes_tensor, is_ragged, json_of, text_of
 from tensordict_lite.views import is_leaf_nontensor
 
-T = TypeVar("T")
+Counts = TypeVar("Counts", Counter[Any], tuple[Tensor, Tensor])
+"""Distinct values and how often each occurs: of objects, or of numbers."""
 
 _LARGEST = torch.finfo(torch.float64).max
 """Infinity is counted with the largest numbers."""
@@ -275,11 +276,12 @@ class ValueCounts(_Keyed):
         return self._limited(_nan_once(unranked(distinct, values.dtype), counts))
 
     def join(self, a: Any, b: Any) -> Any:
-        return self._limited(_one_nan(a + b) if isinstance(a, Counter) else _add_counts(a, b))
+        if isinstance(a, Counter):
+            return self._limited(_one_nan(a + b))
+        return self._limited(_add_counts(a, b))
 
-    def _limited(self, out: T) -> T:
-        values: Any = out if isinstance(out, Counter) else out[0]  # type: ignore[index]
-        if len(values) > self.max_values:
+    def _limited(self, out: Counts) -> Counts:
+        if len(out if isinstance(out, Counter) else out[0]) > self.max_values:
             raise ValueError(
                 f"{type(self).__name__}({self.key!r}) met more than max_values={self.max_values} distinct values; use "
                 "tdmap.group_by(), which works through files, or raise the limit"
