@@ -7,7 +7,7 @@
 - the journal of a run that is longer than the interval between two syncs (`--long`);
 - the undo buffer beside `undo=False`, on a memory-bound pass that inverts pictures in place, at two chunk sizes;
 - retries bookkeeping beside `retries=0`, and seeding beside none;
-- the profiler, at the default chunk and at 16 rows, and status files for `tdmap top`;
+- the profiler, at the default chunk and at 16 rows;
 - leases of the scheduler alone, as chunks a second with leases of one chunk.
 
 A ratio is time with the feature over time without. Prints a table and writes `overhead.json` and `.png`.
@@ -31,7 +31,6 @@ import torch
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Stopwatch
 from benchmarks._workload import Workload, invert_rows, normalise_rows
-from tdmap.diagnostics import StatusFile
 from tdmap.memory.files import written_at
 from tdmap.run import disk
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
@@ -195,28 +194,22 @@ def add_bookkeeping(bench: Benchmark, work: Workload) -> None:
 
 
 def add_profiler(bench: Benchmark, work: Workload) -> None:
-    """Clocks in the workers, and status files. Several passes each, in processor seconds as well: what is to be seen is
-    smaller than what one pass differs from the next."""
+    """Clocks in the workers. Several passes each, in processor seconds as well: the effect is smaller than the
+    difference between two passes."""
     out = work.empty_row().expand(work.rows).clone().share_memory_()
     data = work.open()
 
-    def run(chunk: int | None, profiled: bool = False, status: bool = False) -> Callable[[], float]:
+    def run(chunk: int | None, profiled: bool = False) -> Callable[[], float]:
         def timed() -> float:
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                tdmap.Profiler() if profiled else contextlib.nullcontext(),
-            ):
-                watchers = [StatusFile(folder)] if status else []
-                with Stopwatch() as watch:
-                    for _ in range(PASSES):
-                        data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out, callbacks=watchers)
-                return watch.seconds / PASSES
+            with tdmap.Profiler() if profiled else contextlib.nullcontext(), Stopwatch() as watch:
+                for _ in range(PASSES):
+                    data.map(normalise_rows, num_workers=work.workers, chunksize=chunk, out=out)
+            return watch.seconds / PASSES
 
         return timed
 
     for name, chunk, wanted in (("default", None, PROFILER_WANTED), ("16", 16, PROFILER_SMALL_WANTED)):
         _pair(bench, work, f"profiler, chunk {name}", run(chunk), run(chunk, profiled=True), wanted=wanted)
-    _pair(bench, work, "status file, chunk 16", run(16), run(16, status=True), wanted=PROFILER_WANTED)
 
 
 def _invert(

@@ -50,7 +50,6 @@ EXAMPLES = {
     "status": ["tdmap status large", "tdmap status large --json | jq .fraction"],
     "resume": ["tdmap resume large --yes"],
     "doctor": ["tdmap doctor"],
-    "top": ["tdmap top --once", "tdmap top --json | jq '.jobs[].rate'"],
     "profile": [
         "tdmap profile mymodule:normalise photos",
         "tdmap profile mymodule:normalise photos --num-workers 2 --plot profile.png --trace trace.json",

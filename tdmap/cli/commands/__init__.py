@@ -12,7 +12,6 @@ from tdmap.cli.commands import (
     profile,
     resume,
     stats,
-    top,
 )
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "profile",
     "resume",
     "stats",
-    "top",
 ]
