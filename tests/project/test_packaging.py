@@ -16,8 +16,6 @@ IMPORTED_AS = {
     "pillow": "PIL",
     "scikit-learn": "sklearn",
     "scikit-image": "skimage",
-    "opentelemetry-api": "opentelemetry",
-    "opentelemetry-sdk": "opentelemetry",
 }
 FOR_WORK_ON_THE_PROJECT = {"bench", "dev", "docs", "gpu", "test"}
 
