@@ -46,7 +46,7 @@ FEW_FILES = 1024
 
 OPTIONAL = (
     "tensordict", "pandas", "pyarrow", "polars", "datasets", "transformers", "tokenizers", "ray", "h5py", "zarr",
-    "pillow", "torchvision", "safetensors", "fsspec", "matplotlib", "py-spy",
+    "pillow", "torchvision", "safetensors", "fsspec", "matplotlib",
 )  # fmt: skip
 """Packages whose versions are told where they are installed. None is imported."""
 

@@ -178,7 +178,7 @@ def _about_function(job: JobProfile, parts: dict[str, float]) -> str:
             rows = max(job.rows // (4 * cores), 1)
             return f"{workers} of {cores} cores are used: set chunksize={rows}, and num_workers={cores}"
         return f"{workers} of {cores} cores are used: set num_workers={cores}"
-    return "all cores are used: make the function faster; prof.flame(path) shows where its time goes"
+    return "all cores are used: make the function faster; py-spy record --subprocesses shows where its time goes"
 
 
 def _about_reading(job: JobProfile) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 from tdmap.diagnostics.meter import Meter, starved_for
 from tdmap.diagnostics.model import Verdict, judge
 from tdmap.diagnostics.profile import JobProfile
-from tdmap.diagnostics.reports.flame import Sampler
 from tdmap.diagnostics.reports.notebook import render_html
 from tdmap.diagnostics.reports.pictures import draw_profile
 from tdmap.diagnostics.reports.tables import comparison, summary
@@ -72,7 +71,6 @@ class Profiler(Callback):
         self._starved: dict[int, tuple[str, int]] = {}
         """By job: the thread that drives it, and how long that had been ready to run before."""
         self._block: AbstractContextManager[None] | None = None
-        self._sampler: Sampler | None = None
 
     # -- as a block --------------------------------------------------------------------------------------
 
@@ -89,30 +87,6 @@ class Profiler(Callback):
         assert self._block is not None
         block, self._block = self._block, None
         block.__exit__(kind, error, trace)
-        if self._sampler is not None:
-            sampler, self._sampler = self._sampler, None
-            sampler.stop()
-
-    def flame(self, path: str | os.PathLike[str], rate: int = 100) -> None:
-        """Sample the stacks of the workers' functions until the end of the block, by py-spy.
-
-        Args:
-            path: a `.svg` picture, a `.json` file for speedscope.app, or a `.txt` file with one line per stack.
-            rate: samples per second and worker.
-
-        Raises:
-            ModuleNotFoundError: py-spy is not installed; names the extra to install.
-            RuntimeError: called outside the block.
-            PermissionError: the system forbids reading other processes; names the setting to change.
-        """
-        if self._block is None:
-            raise RuntimeError(
-                "stacks are sampled while the work runs, so call prof.flame(path) first in the block: "
-                "`with tdmap.Profiler() as prof: prof.flame('flame.svg'); data.map(...)`."
-            )
-        if self._sampler is not None:
-            raise RuntimeError(f"stacks are sampled already, into {self._sampler.path}.")
-        self._sampler = Sampler(Path(path), rate)
 
     # -- events ------------------------------------------------------------------------------------------
 

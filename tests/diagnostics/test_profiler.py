@@ -12,7 +12,6 @@ from PIL import Image
 import tdmap
 from tdmap import tuning
 from tdmap.diagnostics.profile import JobProfile
-from tdmap.diagnostics.reports import flame
 from tensordict_lite import TensorDict
 from tests.cells.kinds import plain, rows_of
 from tests.cells.operations import OPERATIONS
@@ -273,86 +272,6 @@ def test_many_leases_do_not_fill_the_memory():
         tdmap.map(torch.zeros(3000, 1), lambda x: x, num_workers=2, chunksize=1)
     job: JobProfile = prof.jobs[0]
     assert len(job.spans) == 5 and job.rows_here == 3000
-
-
-# -- stacks ----------------------------------------------------------------------------------------------
-
-RAW = "\n".join(
-    [
-        'process 1:"python";<module> (/a/b.py:1);ChunkLoop._results (/x/tdmap/runtime/chunkloop.py:241);'
-        "_Timed.__call__ (/x/tdmap/diagnostics/meter.py:9);work (/a/b.py:7);inner (/a/b.py:3) 30",
-        'process 1:"python";ChunkLoop._results (/x/tdmap/runtime/chunkloop.py:241);work (/a/b.py:8) 10',
-        'process 1:"python";Driver._loop (/x/tdmap/runtime/driver.py:241) 99',
-        "broken",
-    ]
-)
-
-
-def test_stacks_begin_at_the_function():
-    assert flame.stacks_of_functions(RAW) == {("work (b.py:7)", "inner (b.py:3)"): 30, ("work (b.py:8)",): 10}
-
-
-@pytest.mark.parametrize("ending", [".svg", ".json", ".txt"])
-def test_stacks_are_written_in_three_formats(ending, tmp_path):
-    path = tmp_path / f"f{ending}"
-    flame.write_stacks(flame.stacks_of_functions(RAW), path)
-    text = path.read_text()
-    assert "work" in text and "inner" in text
-    if ending == ".svg":
-        import xml.etree.ElementTree as xml
-
-        boxes = [one for one in xml.fromstring(text).iter() if one.tag.endswith("title")]
-        assert "work (b.py:7): 30 samples, 75.0%" in [box.text for box in boxes]
-    if ending == ".json":
-        (profile,) = json.loads(text)["profiles"]
-        assert profile["endValue"] == sum(profile["weights"]) == 40
-
-
-def spins(chunk):
-    import time
-
-    end = time.thread_time() + 0.02
-    while time.thread_time() < end:
-        pass
-    return add(chunk)
-
-
-def test_py_spy_sees_the_function(data, tmp_path):
-    if flame.find_py_spy() is None:
-        pytest.skip("py-spy is not installed")
-    for _ in range(20):  # on a busy machine, the job may be over before py-spy has looked into its workers
-        with tdmap.Profiler() as prof:
-            try:
-                prof.flame(tmp_path / "f.txt")
-            except PermissionError:
-                pytest.skip("processes may not be looked into here")
-            data.map(spins, num_workers=2, chunksize=10)
-        stacks = (tmp_path / "f.txt").read_text()
-        if "spins" in stacks:
-            break
-    assert "spins (test_profiler.py" in stacks and "chunkloop" not in stacks
-
-
-def test_without_py_spy_it_says_how_to_install_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(flame, "find_py_spy", lambda: None)
-    with tdmap.Profiler() as prof, pytest.raises(ModuleNotFoundError, match="pip install py-spy"):
-        prof.flame(tmp_path / "f.svg")
-
-
-def test_without_permission_it_says_what_to_change(monkeypatch, tmp_path):
-    fake = tmp_path / "py-spy"
-    fake.write_text("#!/bin/sh\necho 'Error: Permission Denied: Try running again with elevated permissions'\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(flame, "find_py_spy", lambda: str(fake))
-    with tdmap.Profiler() as prof, pytest.raises(PermissionError, match="ptrace_scope"):
-        prof.flame(tmp_path / "f.svg")
-
-
-def test_flame_belongs_into_the_block(tmp_path):
-    with pytest.raises(RuntimeError, match="call prof.flame"):
-        tdmap.Profiler().flame(tmp_path / "f.svg")
-    with tdmap.Profiler() as prof, pytest.raises(ValueError, match=".svg, .json, .txt"):
-        prof.flame(tmp_path / "f.png")
 
 
 def count_descriptors(chunk):

@@ -34,9 +34,6 @@ def profile_command(
     plot: Annotated[
         Path | None, typer.Option(help="Draw timeline, throughput and memory into this file (.png).")
     ] = None,
-    flame: Annotated[
-        Path | None, typer.Option(help="Write stacks of the function to this file (.svg, .json, .txt).")
-    ] = None,
 ) -> None:
     """Run a function on rows of a dataset, and print its bottleneck and the option to set.
 
@@ -49,7 +46,7 @@ def profile_command(
     data = open_rows(source, least=1)
     sample = sample_of(data, rows)
     options: dict[str, Any] = {"num_workers": num_workers, "chunksize": chunksize, "mp_start_method": mp_start_method}
-    prof = guard(lambda: _run(fn, sample, options, flame), "DATA is as it was")
+    prof = guard(lambda: _run(fn, sample, options), "DATA is as it was")
     if trace is not None:
         write_file(lambda: prof.save_trace(trace), trace)
     if plot is not None:
@@ -88,13 +85,11 @@ def safe_sample(fn: Any, sample: Any, by_row: bool = False) -> Any:
     return sample if [leaf._version for leaf in tensors_of(probe)] == before else sample.clone()
 
 
-def _run(fn: Any, sample: Any, options: dict[str, Any], flame: Path | None) -> Any:
+def _run(fn: Any, sample: Any, options: dict[str, Any]) -> Any:
     import tdmap
 
     sample = safe_sample(fn, sample, options["chunksize"] == 0)
     tdmap.map(sample[:16], fn, **options)  # workers start, and import what the function needs
     with tdmap.Profiler() as prof:
-        if flame is not None:
-            prof.flame(flame)
         tdmap.map(sample, fn, **options)
     return prof

@@ -1,1 +1,1 @@
-"""Profiles for people: tables, pictures, traces, and flame graphs."""
+"""Profiles for people: tables, pictures and traces."""
