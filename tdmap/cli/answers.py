@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
@@ -45,6 +45,8 @@ class CommonOptions:
     messages: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     answered: bool = False
+    stdout: TextIO | None = None
+    """Standard output, when functions print somewhere else."""
 
 
 _asked: ContextVar[CommonOptions | None] = ContextVar("asked", default=None)
@@ -86,8 +88,6 @@ def in_shell(text: str) -> str:
         'pass --overwrite instead of --resume, or --rows-per-shard.'
         >>> in_shell("mp_start_method must be 'fork'.")
         "--mp-start-method must be 'fork'."
-        >>> in_shell("sample takes a number of rows n=, or their share frac=.")
-        'sample takes a number of rows -n, or their share --frac.'
     """
 
     def said(match: re.Match[str]) -> str:
@@ -115,7 +115,7 @@ def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None
         return
     head = {"schema": SCHEMA, "command": known.command, "ok": exit_code == DONE, "exit_code": exit_code}
     warned = {"warnings": known.warnings} if known.warnings else {}
-    typer.echo(json.dumps({**head, **plain(facts), **warned}, allow_nan=False))
+    typer.echo(json.dumps({**head, **plain(facts), **warned}, allow_nan=False), known.stdout)
 
 
 def plain(value: object) -> Any:
@@ -196,17 +196,12 @@ _FILE_URL = re.compile(r"(^(?:--[\w-]+=)?|,)file://(?:localhost)?(?=/)")
 """What stands before the path in a word of the command line: `Path` would make a relative path of it."""
 
 
-DERIVED: dict[str, Callable[[], Any]] = {}
-"""Commands that are made when they are asked for, by their names."""
-
-
 class Commands(typer.core.TyperGroup):
     """A group whose commands all have `--json` and `--traceback`, and examples in their help."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, with what all of them have."""
-        made = DERIVED.get(cmd_name) if ctx.parent is None else None
-        command = super().get_command(ctx, cmd_name) if made is None else made()
+        command = super().get_command(ctx, cmd_name)
         if command is not None:
             _complete(command, f"{_path_of(ctx)} {cmd_name}".strip())
         return command
@@ -216,8 +211,7 @@ class Commands(typer.core.TyperGroup):
         from tdmap.cli.examples import EXAMPLES
 
         places = {name.split()[0]: place for place, name in enumerate(EXAMPLES)}
-        names = [*super().list_commands(ctx), *(DERIVED if ctx.parent is None else ())]
-        return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+        return sorted(super().list_commands(ctx), key=lambda name: (places.get(name, len(places)), name))
 
     def main(self, args: Any = None, prog_name: Any = None, *others: Any, **how: Any) -> Any:
         """Run a command line, and leave with its exit code."""
@@ -236,13 +230,29 @@ class Commands(typer.core.TyperGroup):
 def _asking(words: list[str]) -> Iterator[None]:
     options = words[: words.index("--")] if "--" in words else words
     command = next((word for word in options if not word.startswith("-")), "")
-    token = _asked.set(CommonOptions(command, "--json" in options, "--traceback" in options))
+    known = CommonOptions(command, "--json" in options, "--traceback" in options)
+    token = _asked.set(known)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _alone_on_stdout(known) if known.json else contextlib.nullcontext():
             warnings.showwarning = _warned
             yield
     finally:
         _asked.reset(token)
+
+
+@contextlib.contextmanager
+def _alone_on_stdout(known: CommonOptions) -> Iterator[None]:
+    """Keep standard output for the answer: what functions print, also in workers, goes to standard error."""
+    known.stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        if known.stdout is not sys.__stdout__:  # in a test or another program
+            yield
+            return
+        known.stdout = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        yield
+        with contextlib.suppress(OSError):  # the answer was flushed, or has failed and said so
+            known.stdout.close()
 
 
 def _ended(run: Callable[[], Any]) -> int:

@@ -1,12 +1,15 @@
-"""What commands say of a dataset: its entries, their types and sizes."""
+"""What commands say of a dataset: its entries, their types, sizes and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tdmap.data.kinds import Data
+
+SHOWN = 8
+"""Numbers of a value that are shown."""
 
 LOOKED_AT = 100
 """Objects of a column whose types stand for all."""
@@ -93,3 +96,18 @@ def time_types(data: Data) -> dict[str, Any]:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def writer_of(kind: Any) -> Callable[[Any], str]:
+    """How numbers are written: as times, if they have a type of time."""
+    if kind is None:
+        return lambda number: f"{number:.6g}" if isinstance(number, float) else str(number)
+    from tdmap.times import text_of
+
+    return lambda number: text_of(round(number), kind) if number == number else "nan"
+
+
+def listed(values: Any, written: Callable[[Any], str]) -> str:
+    """The first of several values, each as it is `written`."""
+    more = [f"... {len(values) - SHOWN:,} more"] if len(values) > SHOWN else []
+    return f"[{', '.join([*map(written, values[:SHOWN].tolist()), *more])}]"

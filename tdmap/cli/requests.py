@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.machinery
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -74,6 +74,63 @@ def _speaks_for_itself(error: Exception) -> bool:
     return isinstance(error, TdmapError) and not isinstance(error, RemoteError)
 
 
+# -------- where datasets are
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+-]+):/+(?=[^/])")
+
+
+def url_of(path: Path | str) -> str | None:
+    """The URL that a path of the command line is, whose slashes `Path` has taken for one; None for a folder.
+
+    Example:
+        >>> url_of(Path("s3://bucket/set")), url_of(Path("folder/set"))
+        ('s3://bucket/set', None)
+    """
+    found = _URL.match(str(path))
+    if found is None or Path(path).exists():
+        return None
+    return f"{found[1]}://{str(path)[found.end() :]}"
+
+
+def place_of(path: Path) -> Path | str:
+    """A folder, or a URL, as operations take it for `out`."""
+    return url_of(path) or path
+
+
+def sources_of(path: Path) -> list[Path | str]:
+    """The folders and URLs that one argument names: several are separated by commas.
+
+    Example:
+        >>> [str(source) for source in sources_of(Path("a,s3://bucket/b"))]
+        ['a', 's3://bucket/b']
+    """
+    if Path(path).exists() or "," not in str(path):
+        return [place_of(path)]
+    return [place_of(Path(one)) for one in str(path).split(",") if one]
+
+
+def require_free(out: Path, source: Path, overwrite: bool) -> None:
+    """Leave if OUT is the source, is within it, or holds something that is not to be replaced."""
+    if url_of(out) is not None:
+        return  # the operation says what is there
+    from tdmap.memory.hidden import HIDDEN
+
+    folders = [one.resolve() for one in sources_of(source) if isinstance(one, Path)]
+    if out.resolve() in folders:
+        refuse("OUT is IN; use --in-place to change a dataset")
+    if set(folders) & set(out.resolve().parents):
+        refuse(f"{out} is inside IN; choose another folder")
+    if os.path.lexists(out) and not out.is_dir():
+        refuse(f"{out} exists, and is a file; choose another path")
+    if out.exists():
+        is_dataset = (out / "meta.json").exists() or (out / "shards.json").exists()
+        if is_dataset and not overwrite:
+            refuse(f"{out} exists; choose another folder, or --overwrite")
+        names = os.listdir(out)
+        if not is_dataset and names and HIDDEN not in names:  # else of a run: the engine says which
+            refuse(f"{out} exists and is not a dataset: choose another folder, or remove it")
+
+
 # -------- datasets
 
 
@@ -83,7 +140,6 @@ def open_dataset(path: Path) -> Any:
     Returns:
         The collection that was saved there, memory-mapped.
     """
-    from tdmap.cli.places import sources_of
     from tdmap.stores.arrays import is_arrays
     from tensordict_lite import TensorDict
 
@@ -98,7 +154,7 @@ def open_dataset(path: Path) -> Any:
         if (path / HIDDEN / "journal").exists():
             refuse(
                 f"{path} is not a dataset yet: a run into it is unfinished. `tdmap status {path}` shows how far "
-                "it is; `tdmap resume` resumes it"
+                "it is; the same call with resume=True resumes it"
             )
         found = [str(p.parent) for p in sorted(path.glob("*/meta.json"))[:3]]
         hint = f"; did you mean {' or '.join(found)}?" if found else ""
@@ -132,12 +188,6 @@ def entries_named(names: Iterable[str], data: Data, path: Path) -> list[tuple[st
             hint = f"did you mean {' or '.join(close)}?" if close else f"its entries: {', '.join(sorted(there)[:5])}"
             refuse(f"{path} has no entry {name!r}; {hint}")
     return [there[name] for name in chosen]
-
-
-def entry_of(name: str, data: Data, path: Path) -> str | tuple[str, ...]:
-    """The entry that `a/b` names, as reducers take it. Lists the entries, and exits, where it is missing."""
-    (key,) = entries_named([name], data, path)
-    return key if len(key) > 1 else key[0]
 
 
 def _open_sources(path: Path, sources: list[Path | str]) -> Any:
@@ -179,7 +229,9 @@ def find_function(name: str) -> Callable[[Any], Any]:
         >>> find_function("math:sqrt")
         <built-in function sqrt>
     """
-    module_name, attribute = take_apart(name)
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
+        refuse(f"{name!r} is not of the form module:function")
     found: Any = import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -190,42 +242,6 @@ def find_function(name: str) -> Callable[[Any], Any]:
     if not callable(found):
         refuse(f"{name} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]
-
-
-def take_apart(name: str) -> tuple[str, str]:
-    """Module and function of ``module:function``."""
-    module_name, separator, attribute = name.rpartition(":")
-    if not separator or not module_name or not attribute:
-        refuse(f"{name!r} is not of the form module:function")
-    return module_name, attribute
-
-
-def files_of_module(name: str, folder: str) -> list[Path]:
-    """Where a module and the packages above it would be imported from, the module's file last; links are not followed.
-
-    Nothing is imported. Empty when there is no such module, or it has no file.
-
-    Args:
-        name: of a module, or the path of a .py file.
-        folder: where relative paths begin, and where modules are looked for first.
-    """
-    if name.endswith(".py"):
-        path = Path(folder, name)
-        return [path] if path.is_file() else []
-    places = [folder, *sys.path]
-    found: list[Path] = []
-    spec = None
-    for part in name.split("."):
-        spec = importlib.machinery.PathFinder.find_spec(part, places)
-        if spec is None:
-            return []
-        if spec.origin and spec.has_location:
-            found.append(Path(spec.origin))
-            places = list(spec.submodule_search_locations or [])
-        else:  # a namespace
-            places = [place for one in places if os.path.isdir(place := os.path.join(one, part))]
-            found += [Path(place) for place in places]
-    return found if spec is not None and spec.has_location else []
 
 
 def import_module(name: str) -> Any:

@@ -67,7 +67,7 @@ from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan, merge_ranges
 from tdmap.process_state import ProcessId
 from tdmap.rowerrors import RowError
-from tdmap.run.identity import COMMAND, MAP, check_identity, differences, identify, refuse
+from tdmap.run.identity import MAP, check_identity, differences, identify, refuse
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.skipping import DROP
@@ -318,7 +318,7 @@ class _Run:
             self._note(name, [])
         else:
             header = {"run": name, "identity": self.identity, "began": time.time(), "sessions": 1, "argv": sys.argv}
-            self.target.write(RUN, json.dumps({**header, "command": COMMAND.get()}).encode())
+            self.target.write(RUN, json.dumps(header).encode())
         return name, {}
 
     def _note(self, name: str, replaces: list[str]) -> None:

@@ -6,7 +6,6 @@ import datetime
 import re
 import sys
 from collections.abc import Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,9 +15,6 @@ from tdmap.job import Job
 from tdmap.memory.hidden import printable
 from tdmap.plan import ChunkPlan
 from tdmap.run.fingerprint import OWN, PACKAGE, VERSION, function_parts, source_parts, without_versioned
-
-COMMAND: ContextVar[dict[str, Any] | None] = ContextVar("COMMAND", default=None)
-"""How `tdmap resume` can call a run again; set by the command line while it begins one."""
 
 MAP, IN_PLACE, STEPWISE = "map", "in place", "several jobs"
 

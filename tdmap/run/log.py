@@ -70,7 +70,7 @@ from tdmap.plan import ChunkPlan, Ranges, merge_ranges, subtract_ranges
 from tdmap.process_state import Owner
 from tdmap.rowerrors import RowError
 from tdmap.run import disk
-from tdmap.run.identity import COMMAND, OVERWRITE, check_identity, differences, refuse_other
+from tdmap.run.identity import OVERWRITE, check_identity, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.sink import Sink
@@ -332,8 +332,7 @@ def begun(
         # A rank does not hold the lock of a run of one program, which may be at work.
         if done.has_results or done.by_ranks or (ranks and done.begun):
             refuse_other(folder, changes, done.is_complete, again)
-    header = {"identity": identity, "began": time.time(), "argv": sys.argv, "cwd": os.getcwd()}
-    header |= {"command": COMMAND.get()} | ({"ranks": True} if ranks else {})
+    header = {"identity": identity, "began": time.time(), "argv": sys.argv} | ({"ranks": True} if ranks else {})
     clean(folder)
     replace_file(path, MAGIC + framed(b"H" + json.dumps(header).encode()), durable)
     return History(path)

@@ -53,8 +53,6 @@ class Status:
     """Seconds since 1970."""
     argv: list[str] = field(default_factory=list)
     """The program that began it."""
-    command: dict[str, Any] | None = None
-    """How `tdmap resume` calls it again; None when a program of the user's began it."""
     errors: list[dict[str, Any]] = field(default_factory=list)
     """What sessions ended with, if not well; oldest first."""
     skipped_rows: int = 0
@@ -176,7 +174,6 @@ def _told_by(
         "state": "complete" if complete else "interrupted" if writer is None else "running",
         "began": _seconds(header.get("began")),
         "argv": [printable(word) for word in _list(header.get("argv"))],
-        "command": _command(header.get("command")),
         "writer": _describe_writer(writer),
     }
 
@@ -209,10 +206,6 @@ def _seconds(value: Any) -> float:
 
 def _list(value: Any) -> list[Any]:
     return value if type(value) is list else []
-
-
-def _command(value: Any) -> dict[str, Any] | None:
-    return value if type(value) is dict else None
 
 
 def _error(line: Any) -> list[dict[str, Any]]:
@@ -251,10 +244,7 @@ def describe(status: Status) -> list[str]:
         done,
         f"began {began}, {status.sessions} session{'s' if status.sessions != 1 else ''}{took}",
     ]
-    if status.command is not None:
-        function, source = (printable(status.command.get(key, "?")) for key in ("function", "source"))
-        lines.append(f"begun from the command line: {function} on {source}")
-    elif status.argv:
+    if status.argv:
         lines.append(f"begun by {' '.join(status.argv)}")
     if status.writer:
         who = status.writer

@@ -156,7 +156,7 @@ def test_quantiles_of_years_are_years(dtype, tmp_path):
     np.testing.assert_allclose(found["quantiles"], [2001, 2012, 2023], atol=0.5)
 
 
-def test_a_lazy_stack_of_rows_of_different_lengths_is_shown_and_sorted(tmp_path):
+def test_a_lazy_stack_of_rows_of_different_lengths_is_shown(tmp_path):
     rows = [TensorDict({"x": torch.arange(n % 3), "k": torch.tensor(-n)}, []) for n in range(5)]
     lazy_stack(rows).memmap(tmp_path / "rows")
     keys = json.loads(run("info", tmp_path / "rows", "--json").stdout)["keys"]
@@ -166,6 +166,3 @@ def test_a_lazy_stack_of_rows_of_different_lengths_is_shown_and_sorted(tmp_path)
     ]
     assert "x  [0, 1]  (ragged int64 [2])" in run("head", tmp_path / "rows").output
     assert json.loads(run("stats", tmp_path / "rows", "--json").stdout)["rows"] == 5
-    answer = run("sort", tmp_path / "rows", tmp_path / "sorted", "--by", "k", "--num-workers", 0)
-    assert answer.exit_code == 0, answer.output
-    assert [row["x"].tolist() for row in TensorDict.load_memmap(tmp_path / "sorted")] == [[0], [], [0, 1], [0], []]

@@ -70,9 +70,7 @@ def test_ctrl_c_ends_a_run_with_one_line_and_no_output(terminal, folder):
     [
         (["info", "numbers"], ["[100, 3, 8, 8]", "float32", "total"]),
         (["stats", "numbers", "x", "--num-workers", "0"], ["mean 49.5", "100 values"]),
-        (["reduce", "numbers", "mean:x", "--num-workers", "0"], ["mean:x 49.5"]),
-        (["top", "--once"], ["no job is shown here"]),
-        (["sort", "--help"], ["--descending", "tdmap sort photos"]),
+        (["map", "--help"], ["--on-error", "tdmap map mymodule"]),
         (["info", "nothing"], ["tdmap: nothing does not exist"]),
     ],
 )

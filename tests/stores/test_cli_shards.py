@@ -50,14 +50,6 @@ def test_map_reads_several_folders_and_writes_shards(run: Run, tmp_path: Path) -
     assert tdmap.open(tmp_path / "out2").ends == [8, 16, 24, 30]
 
 
-def test_folds_read_several_folders(run: Run) -> None:
-    assert "435" in run(f"reduce {PARTS} sum:x --num-workers 2 --executor thread").output
-    found = json.loads(run(f"--json group {PARTS} count --by x --num-workers 0").output)
-    assert found["count"] == 30
-    run(f"group {PARTS} count --by x --num-workers 0 --out groups --rows-per-shard 4 --quiet")
-    assert tdmap.open("groups").ends[:2] == [4, 8]
-
-
 def test_looks_at_shards(run: Run) -> None:
     shown = run(f"info {PARTS}").output
     assert "30 rows" in shown and "int64" in shown and "str" in shown
@@ -74,20 +66,20 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
         "        raise ValueError('bad row')\n"
         "    return chunk.select('x')\n"
     )
+    line = f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --num-workers 0 --resume --quiet"
     try:
-        run(f"map failing:fn {PARTS} out --rows-per-shard 8 --chunksize 4 --num-workers 0 --resume --quiet", 1)
+        run(line, 1)
         shown = run("status out").output
-        assert "interrupted" in shown and "16 of 30 rows done" in shown and "failing:fn" in shown
-        assert "check it, then give --yes" in run("resume out", 2).output
+        assert "interrupted" in shown and "16 of 30 rows done" in shown
         (tmp_path / "healed").touch()
-        run("resume out --yes --quiet")
+        run(line)
     finally:
         sys.modules.pop("failing", None)
     data = tdmap.open(tmp_path / "out")
     assert data.ends == [8, 16, 24, 30] and data["x"].tolist() == list(range(30))
     found = json.loads(run("--json status out").output)
     assert (found["state"], found["rows_done"], found["sessions"]) == ("complete", 30, 2)
-    assert "any user with the rights" in run("resume s3://bucket/out", 2).output
+    assert "status reads folders" in run("status s3://bucket/out", 2).output
     journal = tmp_path / "out" / ".tdmap" / "run.json"
     for wrong in ("[]", "{}", '{"run": "x", "identity": {}}'):
         journal.write_text(wrong)
@@ -103,10 +95,6 @@ def test_a_run_into_shards_is_shown_and_gone_on_with(run: Run, tmp_path: Path) -
         (f"map shardfns:double {PARTS} --in-place", "give OUT"),
         ("map shardfns:double part0 --in-place --rows-per-shard 3", "give OUT"),
         (f"map shardfns:double {PARTS} part1 --rows-per-shard 3", "OUT is IN"),
-        (f"sort {PARTS} out --by x --executor ray2", "--executor"),
-        (f"sort {PARTS} out --by x --address auto", "--address"),
-        ("filter 'x < 3' part0 out --resume --overwrite --rows-per-shard 3", "give one of them"),
-        ("group part0 count --by x --rows-per-shard 3", "give --out"),
     ],
 )
 def test_what_cannot_be_met_is_refused(line: str, told: str, run: Run) -> None:
@@ -129,8 +117,6 @@ def test_a_store_is_read_and_written(
     monkeypatch.setenv("AWS_ENDPOINT_URL", options["endpoint_url"])
     run(f"map shardfns:double {PARTS} {bucket}/set --rows-per-shard 16 --num-workers 0 --quiet")
     assert tdmap.open(f"{bucket}/set")["x"].tolist() == list(range(0, 60, 2))
-    run(f"sort {bucket}/set {bucket}/sorted --by x --descending --num-workers 0 --quiet")
-    assert tdmap.open(f"{bucket}/sorted")["x"].tolist() == list(range(58, -1, -2))
     assert "30 rows" in run(f"info {bucket}/set").output
     assert "holds a dataset already" in run(f"map shardfns:double part0 {bucket}/set --num-workers 0 --quiet", 2).output
     assert "no such bucket" in run("info s3://no-such-bucket/set", 2).output

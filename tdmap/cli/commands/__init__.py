@@ -8,10 +8,10 @@ from tdmap.cli.commands import (
     head,
     info,
     machine,
-    operations,
+    map,
     profile,
-    resume,
     stats,
+    status,
 )
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "head",
     "info",
     "machine",
-    "operations",
+    "map",
     "profile",
-    "resume",
     "stats",
+    "status",
 ]

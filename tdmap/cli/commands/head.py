@@ -9,8 +9,7 @@ import typer
 
 from tdmap.cli.answers import answer, asked
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import leaves_of, time_types, type_name
-from tdmap.cli.reducers import listed, number_text, of_kind
+from tdmap.cli.describe import leaves_of, listed, time_types, type_name, writer_of
 from tdmap.cli.requests import open_rows, refuse, write_file
 
 CELL = 128
@@ -67,7 +66,7 @@ def _value(value: Any, kind: str, time: Any) -> str:
 
     if not isinstance(value, torch.Tensor):
         return printable(repr(getattr(value, "data", value)), 200)
-    written, kind = of_kind(time) or number_text, kind if time is None else time.name
+    written, kind = writer_of(time), kind if time is None else time.name
     if not value.dim():
         return f"{written(value.item())}  ({kind})"
     return f"{listed(value.reshape(-1), written)}  ({kind} {list(value.shape)})"
