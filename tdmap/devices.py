@@ -10,14 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from tdmap.data.alike import VALID
 from tdmap.data.kinds import Data, device_of, entries_of, is_dense, tensors_of
 from tdmap.execution import Execution
 from tdmap.functions import check_placement
 from tdmap.memory import links as links
 from tdmap.memory.links import Device, resolve_device
 from tdmap.plan import MIN_CHUNKS
-from tdmap.rowerrors import OnError
 from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.wire.lending import can_lend
 from tdmap.runtime.workers.pool import WorkerPool
@@ -66,7 +64,7 @@ class DevicePlan:
             return FN_CHUNKS, FN_MIN_CHUNKS
         return (1 if self.out_device is None else OUT_CHUNKS), MIN_CHUNKS
 
-    def check(self, data: Data, out: Data | None, execution: Execution, resume: bool, on_error: OnError) -> None:
+    def check(self, data: Data, out: Data | None, execution: Execution, resume: bool) -> None:
         """Raise ValueError for what cannot work together."""
         processes = execution.in_processes
         if processes:
@@ -86,10 +84,6 @@ class DevicePlan:
             return
         if resume:
             raise ValueError(f"resume=True needs an output in files: out is on {self.out_device}.")
-        if on_error != "raise" and VALID in getattr(out, "_source", {}):
-            raise ValueError(
-                f"{VALID!r} is not kept up to date on {self.out_device}: use an out on the CPU, or drop it."
-            )
 
     def execution(self, execution: Execution) -> Execution:
         """`execution` with processes that may use a device, and by default no more of them than it can feed."""

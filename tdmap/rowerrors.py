@@ -15,9 +15,9 @@ SHOWN = 3
 """Errors that a summary quotes."""
 
 OnError: TypeAlias = "str | Callable[[BaseException, tuple[int, int]], Any]"
-"""`"raise"`, `"skip"`, `"drop"`, `"mark"`, or a function of an exception and its rows."""
+"""`"raise"`, `"skip"`, `"drop"`, or a function of an exception and its rows."""
 
-MODES = ("raise", "skip", "drop", "mark")
+MODES = ("raise", "skip", "drop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RowErrors(Sequence[RowError]):
     """The failing rows of a job, in order. Pass an object as `on_error=`; the job adds rows to it instead of a warning.
 
     Args:
-        mode: treatment of the rows: `"skip"`, `"drop"` or `"mark"`, as `on_error=` of `tdmap.map`.
+        mode: treatment of the rows: `"skip"` or `"drop"`, as `on_error=` of `tdmap.map`.
 
     Example:
         >>> import torch, tdmap

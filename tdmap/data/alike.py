@@ -19,9 +19,6 @@ from tensordict_lite.objects.data import same_payload
 if TYPE_CHECKING:
     from tensordict_lite import LazyStackedTensorDict
 
-VALID = "__valid__"
-"""A bool entry of `out` with this name is set: True for rows that were processed, False for rows that raised."""
-
 
 def not_a_collection(out: Data, result: Data) -> OutputMismatch:
     """The error for a tensor where a collection is wanted, or the other way round."""
@@ -72,7 +69,7 @@ def misnamed(names: Names, result: Data, in_place: bool, path: KeyPath = ()) -> 
     """
     theirs = result._source if is_dense(result) else dict.fromkeys(result.keys())
     extra = sorted(key for key in theirs if key not in names)
-    missing = sorted(key for key in names if key not in theirs and key != VALID)
+    missing = sorted(key for key in names if key not in theirs)
     if extra and in_place:
         return _no_room(extra, path)
     if extra:

@@ -163,14 +163,6 @@ class RowWriter:
             return waiting
         return piece_for(entry, self.plan) if self.exact else piece_of(entry, self.plan)
 
-    def column(self, key: str, chunk: int) -> Tensor | None:
-        """The rows of a chunk in one entry of the output; None where it has no such tensor."""
-        entry = self.out._source.get(key) if is_dense(self.out) else None
-        if not isinstance(entry, Tensor):
-            return None
-        start, stop = self.plan.rows(chunk)
-        return entry.narrow(self.plan.dim, start - self.base, stop - start)
-
     def misfit(self, rows: Data, result: Data) -> OutputMismatch | None:
         """What is wrong with a result for these rows, found before anything is written; None when it is welcome."""
         if type(rows) is tuple:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
-from tdmap.data.alike import VALID, check_rows
+from tdmap.data.alike import check_rows
 from tdmap.data.join import result_of_no_rows
 from tdmap.data.kinds import Data, Dataset, R, is_read_anew
 from tdmap.data.objects import forms_of, object_paths
@@ -29,7 +29,7 @@ from tdmap.functions import Keys, adapted, as_function
 from tdmap.job import Job, Source
 from tdmap.memory import links
 from tdmap.memory.hidden import AnyPath
-from tdmap.ops.dropping import map_dropping, marking, write_dropping
+from tdmap.ops.dropping import map_dropping
 from tdmap.output.device import DeviceBuffer
 from tdmap.output.folder import fill_folder
 from tdmap.output.given import InPlace, Preallocated, map_into
@@ -38,7 +38,6 @@ from tdmap.output.spill import placing
 from tdmap.output.store import write_folder
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.shard import Rank, ShardLike, rank_of
-from tdmap.rowerrors import mode_of
 from tdmap.run.context import Context
 from tdmap.run.identity import MAP, identify
 from tdmap.run.operation import placing_operation, resumable_call
@@ -160,9 +159,9 @@ def map(
               down cleanly. `"redo"` runs every chunk again that may not have reached the disk: pass it if running `fn`
               twice on a row does no harm.
             - `on_error="skip"`: failing rows are zeros in a new result (None for objects), and keep their values in
-              `out` and in place. If `out` has a bool entry `"__valid__"`, it becomes False for them and True for all
-              other rows. `"mark"` adds this entry to a new result. `"drop"` leaves the rows out. A
-              `tdmap.RowErrors(mode="drop")` collects the errors; any function is called with `(error, (row, row + 1))`.
+              `out` and in place. `"drop"` leaves the rows out; shards are then written by way of one folder. A
+              `tdmap.RowErrors()` collects the errors, and its `mask(n)` tells the rows apart;
+              `tdmap.RowErrors(mode="drop")` collects and drops. Any function is called with `(error, (row, row + 1))`.
               If every row fails, the first exception is raised. Rows whose results do not fit the other results or
               `out` fail too, unless most rows do not fit.
 
@@ -194,7 +193,7 @@ def map(
         >>> map(data, lambda td: td.apply(lambda x: x * x), num_workers=2, chunksize=2)["x"]
         tensor([ 0,  1,  4,  9, 16, 25])
     """
-    resume, on_error = ctx.resume, ctx.options.get("on_error", "raise")
+    resume = ctx.resume
     if ctx.options.get("spill_dir") is not None and (shard is not None or ctx.output.store is None):
         raise ValueError(
             "spill_dir= is for ragged results in a folder: pass the path of a folder as out=, and no shard=."
@@ -216,10 +215,9 @@ def map(
         results_vary=rank is None and shards is None,  # ranks and shards are cut alike, and know no results
     )
     execution = where.execution(ctx.execution)
-    where.check(data, given, execution, bool(resume), on_error)
+    where.check(data, given, execution, bool(resume))
     forms = forms_of(rows_of(data if given is None else given).like) if plan.unbind and not plan.dim else None
     fn = adapted(as_function(fn, in_keys, out_keys), plan, with_indices, fn_kwargs, forms)
-    fn = marking(fn, given) if mode_of(on_error) == "mark" else fn
     job = Job(
         Source(data),
         plan,
@@ -228,6 +226,13 @@ def map(
         on_row_error=ctx.on_row_error,
     )
     ctx = replace(ctx, execution=execution)
+    if job.policy.skip == DROP and plan.length and given is None and out is not None:
+        if rank is not None:
+            raise ValueError(
+                "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: pass "
+                "on_error=tdmap.RowErrors(), and filter by its mask() afterwards."
+            )
+        return map_dropping(job, out, ctx)
     if shards is not None:
         return _to_shards(job, ctx)
     if ctx.output.store is not None:
@@ -264,13 +269,6 @@ def _gathered(job: Job, ctx: Context, rank: Rank | None) -> Any:
 def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
     store = ctx.output.store
     assert store is not None
-    if job.policy.skip == DROP:
-        if rank is not None:
-            raise ValueError(
-                "on_error='drop' leaves rows out, and ranks must know where their rows are before they begin: use "
-                "on_error='mark', and tdmap.filter afterwards."
-            )
-        return map_dropping(job, store, ctx)
     if rank is not None:
         if ctx.options.get("overwrite"):
             raise ValueError(
@@ -287,7 +285,7 @@ def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
 
 def _to_shards(job: Job, ctx: Context) -> Data:
     assert ctx.output.shards is not None
-    write, spill_dir = write_dropping if job.policy.skip == DROP else write_folder, ctx.options.get("spill_dir")
+    write, spill_dir = write_folder, ctx.options.get("spill_dir")
     if spill_dir is not None:
         write = functools.partial(write, spill_dir=os.fspath(spill_dir))
     return ctx.output.shards.map(job, bool(ctx.resume), write)
@@ -299,8 +297,8 @@ def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None) -> 
     in_place = out is job.source.data
     if job.policy.skip == DROP:
         raise ValueError(
-            "on_error='drop' leaves rows out, and out has a place for every row: use on_error='skip', which sets a "
-            f"bool entry {VALID!r} of out to False there, out='folder', or out=None."
+            "on_error='drop' leaves rows out, and out has a place for every row: pass on_error=tdmap.RowErrors() and "
+            "use its mask(), or out='folder', or out=None."
         )
     check_rows(out, job.plan, job.source.data.shape)
     if job.plan.length == 0:

@@ -70,7 +70,6 @@ from tdmap.rowerrors import RowError
 from tdmap.run.identity import MAP, check_identity, differences, identify, refuse
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
-from tdmap.runtime.skipping import DROP
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.stores.manifest import MANIFEST, ShardEntry, pack
 from tdmap.stores.opening import concat, open
@@ -379,8 +378,7 @@ class _Run:
         for number in [number for number, done in enumerate(found) if done.schema is None]:
             known = next(number for number, done in enumerate(found) if done.schema is not None)
             example = open(f"{self.target.name}/{shard_name(name, known)}", storage_options=self.target.options)
-            rows = 0 if self.job.policy.skip == DROP else found[number].rows
-            shard = blank_like(example[torch.zeros(rows, dtype=torch.int64)])
+            shard = blank_like(example[torch.zeros(found[number].rows, dtype=torch.int64)])
             meta = self.target.write_shard(shard_name(name, number), shard.memmap)
             length, nbytes, schema = facts_of(shard)
             found[number] = WrittenShard(length, digest_of_bytes(meta), nbytes, schema, [])

@@ -74,7 +74,7 @@ class FunctionOptions(SeedOptions, RunOptions, total=False):
     Attributes:
         on_error: `"raise"`; `"skip"`: leave out rows on which the function raises, and warn (`tdmap.map` writes zeros
             in their place); or a `tdmap.RowErrors()` or a function that takes each error and its rows. `map` also takes
-            `"drop"` and `"mark"`.
+            `"drop"`.
     """
 
     on_error: OnError

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from tdmap.data.alike import VALID
 from tdmap.data.failures import note_skipped
 from tdmap.data.join import join, joinable
 from tdmap.data.kinds import Data, is_data, tensors_of
@@ -103,7 +102,6 @@ class Skipper:
             misfit = self.misfit(target, result)
             if misfit is None:
                 self._bad_chunks = 0
-                self._mark(chunk, [])
                 return result
             failure = misfit
         search.failed(0, stop - start, failure)
@@ -126,7 +124,6 @@ class Skipper:
         self._bad_chunks = self._bad_chunks + 1 if bad else 0
         if bad:
             self._report(lease, chunk, search)
-        self._mark(chunk, bad)
         result = self._settle(search, bad, target)
         for _, error in search.errors:
             error.__traceback__ = None  # as in `_Search.failed`
@@ -200,16 +197,6 @@ class Skipper:
         places[bad] = 0
         places = torch.where(places > 0, places.cumsum(0) - 1, stop - start - len(bad))
         return torch.cat([whole, blank], plan.dim)[(slice(None),) * plan.dim + (places,)]
-
-    def _mark(self, chunk: int, bad: list[int]) -> None:
-        writer = self.loop.writer
-        if writer is None or writer.exact:
-            return
-        rows = writer.column(VALID, chunk)
-        if rows is not None:
-            rows.fill_(True)
-            for offset in bad:
-                rows.narrow(self.loop.plan.dim, offset, 1).fill_(False)
 
 
 def _without_gaps(

@@ -135,16 +135,14 @@ def test_a_foreign_pool_cannot_run_functions_on_a_device(data, monkeypatch, spaw
 def test_data_elsewhere_and_processes():
     data = TensorDict({"x": torch.zeros(6, device="meta")}, [6])
     with pytest.raises(ValueError, match=r'data are on meta.*executor="thread".*device="meta"'):
-        placed().check(data, None, Execution(), False, "raise")
-    placed().check(data, None, Execution(executor="thread"), False, "raise")
+        placed().check(data, None, Execution(), False)
+    placed().check(data, None, Execution(executor="thread"), False)
 
 
-def test_a_device_keeps_no_journal_and_no_mask(data):
-    out = SimpleNamespace(_source={"__valid__": 1})
+def test_a_device_keeps_no_journal(data):
+    out = SimpleNamespace(_source={})
     with pytest.raises(ValueError, match="resume=True"):
-        placed([], CUDA).check(data, out, Execution(), True, "raise")
-    with pytest.raises(ValueError, match="__valid__"):
-        placed([], CUDA).check(data, out, Execution(), False, "skip")
+        placed([], CUDA).check(data, out, Execution(), True)
 
 
 def test_a_module_elsewhere_and_workers_here(data):

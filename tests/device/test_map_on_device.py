@@ -283,7 +283,7 @@ class Moved(torch.nn.Module):
         return TensorDict({"y": x if numbers is None else x * 0 + numbers * scale}, [len(x)])
 
 
-@pytest.mark.parametrize("mode", ["raise", "mark"])
+@pytest.mark.parametrize("mode", ["raise", "skip"])
 @pytest.mark.parametrize("chunksize", [7, 60])
 def test_row_numbers_are_those_of_the_dataset(on_device, data, mode, chunksize):
     def number(td, rows):
@@ -296,7 +296,7 @@ def test_row_numbers_are_those_of_the_dataset(on_device, data, mode, chunksize):
     assert scaled["y"].tolist() == list(range(0, 3 * ROWS, 3))
 
 
-@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "mark"}, {"fn_kwargs": {"scale": 1}}, {}])
+@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "skip"}, {"fn_kwargs": {"scale": 1}}, {}])
 def test_modules_are_moved_whatever_else_is_asked_for(monkeypatch, data, options):
     def move_to(function, device, own):
         moved_to.append((type(function.module), own))
@@ -309,7 +309,7 @@ def test_modules_are_moved_whatever_else_is_asked_for(monkeypatch, data, options
     assert moved_to == [(Moved, False)]
 
 
-@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "mark"}])
+@pytest.mark.parametrize("options", [{"with_indices": True}, {"on_error": "skip"}])
 def test_a_module_without_values_is_refused_whatever_else_is_asked_for(data, options):
     with pytest.raises(ValueError, match="on the meta device and has no values"):
         tdmap.map(data, Moved().to("meta"), num_workers=0, **options)

@@ -29,7 +29,7 @@ BAD = {
     "the last chunk": [*range(32, 40)],
 }
 """Which rows are bad."""
-MODES = ("skip", "drop", "mark")
+MODES = ("skip", "drop")
 WORKERS = {
     "here": {"executor": "serial", "chunksize": 8},
     "threads": {"executor": "thread", "num_workers": 2, "chunksize": None},
@@ -90,7 +90,6 @@ def check(result, rows, bad, mode):
     assert torch.equal(result["y"], rows["x"][kept] * 2 * ~zero[:, None])
     assert torch.equal(result["row"], torch.tensor(kept) * ~zero)
     assert list(result["name"]) == [None if row in bad else f"n{row}" for row in kept]
-    assert mode != "mark" or torch.equal(result["__valid__"], ~zero)
 
 
 @pytest.mark.parametrize("bad, mode, place, workers", sampled(5, BAD, MODES, PLACES, WORKERS))
@@ -143,15 +142,12 @@ def test_bad_rows_of_an_existing_output_keep_what_they_had(rows, fail, kind, wor
         out["meta"] = {"row": torch.zeros(ROWS)}
     if kind == "lazy":
         out = lazy_stack([row.clone() for row in out.unbind(0)])
-    else:
-        out["__valid__"] = torch.zeros(ROWS, dtype=torch.bool)
     out = out.memmap_(tmp_path / "out") if kind == "mapped" else out
     errors = tdmap.RowErrors()
     tdmap.map(rows.exclude("name"), failing(FITTING_NO_OUTPUT[fail]), out=out, on_error=errors, **WORKERS[workers])
     assert errors.rows == SOME
     assert torch.equal(out["y"][GOOD], rows["x"][GOOD] * 2) and torch.equal(out["row"][GOOD], torch.tensor(GOOD))
     assert (out["y"][SOME] == -1).all() and (out["row"][SOME] == -1).all()
-    assert kind == "lazy" or torch.equal(out["__valid__"], errors.mask(ROWS))
 
 
 @pytest.mark.parametrize("result", ["raises", "too wide"])
@@ -216,13 +212,6 @@ def test_operations_whose_results_have_no_places_leave_bad_rows_out(rows, name, 
     errors = tdmap.RowErrors()
     assert WITHOUT_THEM[name](rows, on_error=errors, **{**WORKERS[workers], "chunksize": 8}) == GOOD
     assert errors.rows == SOME
-
-
-@pytest.mark.parametrize("name", WITHOUT_THEM)
-def test_operations_whose_results_have_no_places_refuse_marks(rows, name):
-    if name != "map of other lengths":
-        with pytest.raises(ValueError, match="on_error must be 'raise', 'skip', 'drop' or a function.*got 'mark'"):
-            WITHOUT_THEM[name](rows, on_error="mark")
 
 
 # -- who is told -------------------------------------------------------------------------------------------------------
@@ -345,18 +334,10 @@ def test_a_misfit_of_every_row_ends_the_job_early():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda rows: tdmap.map(rows, checked, on_error="ignore"), "'raise', 'skip', 'drop', 'mark' or a function"),
-        (lambda rows: tdmap.RowErrors("raise"), "mode must be one of 'skip', 'drop', 'mark': got 'raise'"),
+        (lambda rows: tdmap.map(rows, checked, on_error="ignore"), "'raise', 'skip', 'drop' or a function"),
+        (lambda rows: tdmap.RowErrors("raise"), "mode must be one of 'skip', 'drop': got 'raise'"),
         (lambda rows: tdmap.map(rows, checked, out=rows, on_error="drop"), "out has a place for every row"),
         (lambda rows: tdmap.map(rows, checked, out=rows.clone(), on_error="drop"), "out has a place for every row"),
-        (
-            lambda rows: tdmap.map(rows, checked, out=rows.select("row").clone(), on_error="mark", num_workers=0),
-            "on_error='mark' needs a bool entry '__valid__' in out",
-        ),
-        (
-            lambda rows: tdmap.map(rows, lambda chunk: chunk["row"], on_error="mark", num_workers=0),
-            "on_error='mark' adds an entry '__valid__'.*returned a Tensor",
-        ),
     ],
 )
 def test_a_mode_that_has_no_meaning_is_refused(rows, call, message):

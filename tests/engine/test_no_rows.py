@@ -72,13 +72,13 @@ def test_an_in_place_run_over_no_rows_can_be_resumed(num_workers, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["raise", "skip", "drop", "mark"])
+@pytest.mark.parametrize("mode", ["raise", "skip", "drop"])
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_gets_the_keys_of_what_a_function_gives_back(kind, mode, resume, tmp_path):
     data = rows_of_kind(kind, tmp_path / "source")
     result = tdmap.map(data, lambda rows: rows, out=tmp_path / "out", on_error=mode, resume=resume, num_workers=1)
     assert result.batch_size == (0,)
-    assert set(result.keys()) == {"id", "word", *(["__valid__"] if mode == "mark" else [])}
+    assert set(result.keys()) == {"id", "word"}
     assert set(TensorDict.load_memmap(tmp_path / "out").keys()) == set(result.keys())
 
 

@@ -195,8 +195,6 @@ def expect_map(rows: list[Row], step: dict[str, Any], inner: tuple[int, ...]) ->
     valid = [number_of(row) not in bad for row in rows]
     if step["mode"] == "drop":
         return [row for row, good in zip(done, valid, strict=True) if good]
-    if step["mode"] == "mark":
-        done = [{**row, "__valid__": value_of(torch.ones(inner, dtype=torch.bool))} for row in done]
     return [row if good else blank(row, len(inner)) for row, good in zip(done, valid, strict=True)]
 
 

@@ -80,7 +80,7 @@ def steps(draw: st.DrawFn, data: dict[str, Any]) -> dict[str, Any]:
         step["take"] = draw(st.sampled_from([None, None, 0, 5, 50]))
         step["batch"] = draw(st.sampled_from([0, 1, 4, 30]))
     step["fault"] = draw(faults(step, data["rows"]))
-    step["mode"] = draw(st.sampled_from(["skip", "drop", "mark"]))
+    step["mode"] = draw(st.sampled_from(["skip", "drop"]))
     return step
 
 

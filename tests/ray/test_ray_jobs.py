@@ -141,9 +141,7 @@ def test_rows_that_raise_are_skipped(cluster: Any, transport: str) -> None:
     data = rows()
     results = []
     for how in (on(transport, chunksize=50), {**PROCESSES, "chunksize": 50}):
-        out = TensorDict(
-            {"y": torch.full([ROWS], 7.0).double(), "__valid__": torch.zeros(ROWS, dtype=torch.bool)}, [ROWS]
-        )
+        out = TensorDict({"y": torch.full([ROWS], 7.0).double()}, [ROWS])
         errors = tdmap.RowErrors()
         tdmap.map(data, picky, out=out, on_error=errors, **how)
         new = tdmap.map(data, picky, on_error=tdmap.RowErrors(), **how)
