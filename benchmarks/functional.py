@@ -158,7 +158,7 @@ def module_calls() -> Cases:
     makes = {
         "TensorDictModule": _module, "nested keys": _nested, "two inputs, two outputs": _several,
         "of a Linear": _linear, "Sequential of 10": _sequence, "selected outputs": _selected,
-        "dispatch": _dispatched, "a method with @dispatch": _decorated, "probabilistic": _probabilistic,
+        "dispatch": _dispatched, "a method with @dispatch": _decorated,
     }  # fmt: skip
     for name, make in makes.items():
         yield name, {label: make(importlib.import_module(label)) for label in (OURS, REFERENCE)}, {REFERENCE: 0.7}
@@ -217,18 +217,6 @@ def _decorated(lib: Any) -> Call:
 
     module, x = Negative(), torch.randn(4, 8)
     return lambda: module(x)
-
-
-def _probabilistic(lib: Any) -> Call:
-    module = lib.nn.ProbabilisticTensorDictModule(
-        {"loc": "x"}, ["a"], distribution_class=torch.distributions.Normal,
-        distribution_kwargs={"scale": 1.0, "validate_args": False}, return_log_prob=True,
-    )  # fmt: skip
-    td = _input(lib)
-    return lambda: module(td)
-
-
-# -- compiled ------------------------------------------------------------------------------------------------------
 
 
 def compiled_calls() -> Cases:

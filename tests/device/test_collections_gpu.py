@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tensordict_lite import TensorDict, lazy_stack, tensorclass
-from tensordict_lite.nn import CudaGraphModule, TensorDictModule
+from tensordict_lite.nn import TensorDictModule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -100,37 +100,3 @@ def test_save_from_a_device(tmp_path: Path, kind: str) -> None:
 
 def linear() -> TensorDictModule:
     return TensorDictModule(nn.Linear(3, 2), ["x"], ["o"]).cuda().requires_grad_(False)
-
-
-def test_a_cuda_graph_replays_what_the_function_computes() -> None:
-    module = linear()
-    function, tensors = CudaGraphModule(module), CudaGraphModule(torch.sin, warmup=1)
-    for step in range(5):
-        td = (make() * step).cuda()
-        got, want = function(td.copy()), module(td.copy())
-        assert sorted(got.keys()) == sorted(want.keys()) and torch.equal(got["o"], want["o"])
-        assert torch.equal(tensors(td["x"]), td["x"].sin())
-    with pytest.raises(ValueError, match="shape"):
-        tensors(torch.zeros(7, device="cuda"))
-
-
-def test_a_cuda_graph_of_a_function_that_writes_into_its_tensordict() -> None:
-    """A replay writes into the tensordict of the call, and returns it, as the function does."""
-
-    def fn(td: TensorDict) -> TensorDict:
-        return td.set("o", td["x"] * 2)
-
-    function = CudaGraphModule(fn, in_keys=["x"], out_keys=["o"])
-    for step in range(5):
-        td = (make() * step).cuda()
-        want = td["x"] * 2
-        got = function(td)
-        assert got is td and torch.equal(td["o"], want)
-        same(got.cpu(), make() * step)
-
-
-def test_a_cuda_graph_of_a_function_that_makes_another_tensordict() -> None:
-    function = CudaGraphModule(lambda td: td.select("x") + 1, in_keys=["x"], out_keys=["x"])
-    for step in range(4):
-        td = (make() * step).cuda()
-        assert torch.equal(function(td)["x"], td["x"] + 1)

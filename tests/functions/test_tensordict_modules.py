@@ -9,7 +9,6 @@ from torch import nn
 import tdmap
 from tensordict_lite import TensorDict
 from tensordict_lite.nn import (
-    ProbabilisticTensorDictModule,
     TensorDictModule,
     TensorDictSequential,
     WrapModule,
@@ -49,20 +48,6 @@ def test_a_module_that_makes_a_new_tensordict_makes_rows(data: TensorDict, execu
     out = data.map(module, num_workers=2, chunksize=5, executor=executor)
     assert list(out.keys()) == ["z"] and out.batch_size == (24,)
     torch.testing.assert_close(out["z"], module.module(data["x"]).detach())
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_draws_depend_on_the_seed_alone(data: TensorDict, executor: str) -> None:
-    draw = ProbabilisticTensorDictModule(
-        {"loc": "x"}, ["a"], distribution_class=torch.distributions.Normal, distribution_kwargs={"scale": 1.0},
-        default_interaction_type="random", return_log_prob=True,
-    )  # fmt: skip
-    first, second, other = (
-        data.map(draw, num_workers=workers, chunksize=5, executor=executor, seed=seed)
-        for workers, seed in ((2, 0), (1, 0), (2, 1))
-    )
-    assert torch.equal(first["a"], second["a"]) and not torch.equal(first["a"], other["a"])
-    assert first["a_log_prob"].shape == (24, 5)
 
 
 def test_the_other_maps_and_pipelines_take_modules(data: TensorDict, module: Any) -> None:

@@ -5,24 +5,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributions as D
 from torch import nn
 from torch._dynamo.utils import counters
 
 from tensordict_lite import LazyStackedTensorDict, TensorClass, TensorCollection, TensorDict, lazy_stack, tensorclass
 from tensordict_lite.nn import (
-    CudaGraphModule,
-    EnsembleModule,
-    NormalParamExtractor,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictParams,
     TensorDictSequential,
     WrapModule,
     dispatch,
-    set_interaction_type,
     set_skip_existing,
 )
 
@@ -153,27 +146,14 @@ def linear(source: str, target: str) -> TensorDictModule:
     return TensorDictModule(nn.Linear(4, 4), [source], [target])
 
 
-def policy() -> ProbabilisticTensorDictSequential:
-    return ProbabilisticTensorDictSequential(
-        linear("x", "p"),
-        TensorDictModule(NormalParamExtractor(), ["p"], ["loc", "scale"]),
-        ProbabilisticTensorDictModule(["loc", "scale"], ["a"], distribution_class=D.Normal, return_log_prob=True),
-    )
-
-
 def modules() -> dict[str, Any]:
     torch.manual_seed(0)
-    module, acting = linear("x", "o"), policy()
+    module = linear("x", "o")
     chain = TensorDictSequential(linear("x", "h"), TensorDictModule(torch.relu, ["h"], ["o"]), lambda td: td + 1)
-    ensemble = EnsembleModule(module, 3)
 
     def skipping(td: TensorDict) -> TensorDict:
         with set_skip_existing(True):
             return module(td.set("o", td["x"] * 0))
-
-    def drawn(td: TensorDict) -> TensorDict:
-        with set_interaction_type("random"):  # drawn anew in each call, so that only the shapes agree
-            return acting(td.copy())["a"] * 0
 
     dispatched = Doubled()
     return {
@@ -187,10 +167,6 @@ def modules() -> dict[str, Any]:
         "dispatch": (lambda td: (dispatched(td), dispatched(x=td["x"])), flat),
         "skipped": (skipping, flat),
         "parameters": (Holder(), plain),
-        "ensemble": (ensemble, flat),
-        "deterministic policy": (acting, flat),
-        "random policy": (drawn, flat),
-        "log-probability": (lambda td: acting.log_prob(acting(td)), flat),
     }
 
 
@@ -229,7 +205,7 @@ def test_new_collections_of_one_structure_reuse_the_graph() -> None:
     counters.clear()
     for _ in range(5):
         td = flat(3).set_non_tensor("step", next(seen))
-        with set_interaction_type("random" if next(seen) % 2 else "mean"):
+        with set_skip_existing(False):
             module(td.lock_().unlock_())
             module(flat(3).set_non_tensor("step", f"text {next(seen)}"))
     assert counters["stats"]["unique_graphs"] == 1
@@ -295,18 +271,3 @@ def test_modules_trace_symbolically() -> None:
     assert "h" not in selected(td.copy()).keys()
     with pytest.raises(torch.fx.proxy.TraceError):  # as for the function alone
         torch.fx.symbolic_trace(TensorDictModule(lambda x: x + 1 if x.sum() > 0 else x, ["x"], ["o"]))
-
-
-# -- CUDA graphs -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
-def test_a_cuda_graph_without_cuda_warns_and_runs_the_function() -> None:
-    with pytest.warns(UserWarning, match="no CUDA device"):
-        module = CudaGraphModule(linear("x", "o"))
-    td = flat(3)
-    for _ in range(3):
-        same(module(td.copy()), module.module(td.copy()))
-    same(module(x=td["x"]), module.module(x=td["x"]))
-    with pytest.raises(ValueError, match="from 1: got 0"):
-        CudaGraphModule(torch.neg, warmup=0)

@@ -13,7 +13,6 @@ from torch import nn
 import tensordict_lite
 from tensordict_lite import NonTensorData, TensorClass, TensorDict, TensorDictParams
 from tensordict_lite.nn import (
-    EnsembleModule,
     TensorClassModuleBase,
     TensorDictModule,
     TensorDictModuleBase,
@@ -21,11 +20,9 @@ from tensordict_lite.nn import (
     WrapModule,
     as_tensordict_module,
     dispatch,
-    set_interaction_type,
     set_skip_existing,
     skip_existing,
 )
-from tensordict_lite.nn.interaction import interaction_type
 
 
 def rows(*size: int) -> TensorDict:
@@ -129,16 +126,10 @@ def test_modules_are_skipped_in_the_thread_that_asks_only() -> None:
     assert seen == [False] and inside == ["a"] and skip_existing() is False
 
 
-def test_a_mode_comes_back_after_an_error_and_as_a_decorator() -> None:
-    with pytest.raises(ValueError), set_interaction_type("mode"):
+def test_a_mode_comes_back_after_an_error() -> None:
+    with pytest.raises(ValueError), set_skip_existing(True):
         raise ValueError
-    assert interaction_type() is None
-
-    @set_interaction_type("mean")
-    def inside():
-        return str(interaction_type())
-
-    assert inside() == "mean" and interaction_type() is None
+    assert skip_existing() is False
 
 
 class Pair(TensorClass):
@@ -192,34 +183,6 @@ def test_a_module_of_tensorclasses_needs_both_classes() -> None:
     assert ToTensor.output_type is torch.Tensor
     with pytest.raises(ValueError, match="output_type of ToTensor must be a tensorclass"):
         ToTensor().as_td_module()
-
-
-def test_an_ensemble_computes_what_its_copies_do() -> None:
-    ensemble = EnsembleModule(TensorDictModule(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)), ["x"], ["o"]), 3)
-    td = rows(5)
-    out = ensemble(td)
-    assert out.batch_size == (3, 5) and "o" not in td.keys()
-    for place in range(3):
-        alone = copy.deepcopy(ensemble.module)
-        ensemble.params_td[place].data.to_module(alone)
-        torch.testing.assert_close(alone(td.copy())["o"], out[place]["o"])
-    assert not (ensemble.params_td[0]["module", "0", "weight"] == ensemble.params_td[1]["module", "0", "weight"]).all()
-
-
-def test_an_ensemble_trains_and_its_copies_drop_different_values() -> None:
-    ensemble = EnsembleModule(TensorDictModule(nn.Sequential(nn.Linear(4, 50), nn.Dropout()), ["x"], ["o"]), 2)
-    out = ensemble(TensorDict({"x": torch.ones(1, 4)}, [1]))["o"]
-    assert not torch.equal(out[0] == 0, out[1] == 0)
-    out.sum().backward()
-    grads = ensemble.params_td.grad
-    assert grads is not None and grads["module", "0", "weight"].shape == (2, 50, 4)
-    assert ensemble.module.module[0].weight.grad is None
-
-
-def test_an_ensemble_of_ensembles() -> None:
-    inner = EnsembleModule(TensorDictModule(nn.Linear(4, 2), ["x"], ["o"]), 3)
-    outer = EnsembleModule(inner, 2)
-    assert outer(rows(5)).batch_size == (2, 3, 5)
 
 
 NEW_VALUES = {

@@ -17,7 +17,6 @@ from tests.differential.cases import (
     parameters,
     pointwise,
     printing,
-    probabilistic,
     reductions,
     selection,
     shape,
@@ -30,7 +29,7 @@ from tests.differential.harness import Case
 TABLES = (
     construct, mapping, selection, shape, joining, names, indexing, apply, pointwise, reductions, casting,
     conversion, locking, torch_functions, printing, nontensor, lazystack, tensorclass, consolidated,
-    modules, probabilistic, parameters, unusual,
+    modules, parameters, unusual,
 )  # fmt: skip
 
 # A row that two tables share runs once.

@@ -138,27 +138,11 @@ m = Mod(lambda x: x + 1, ["a"], ["b"]); (within(mods.set_skip_existing(), lambda
 m = Mod(lambda x: x + 1, ["a"], ["a"]); within(mods.set_skip_existing(), lambda: m(td)["a"])
 m = Mod(lambda x: x[:, 0], ["a"], ["b"]); within(mods.set_skip_existing(["z"]), lambda: m(td)["b"])
 mods.set_skip_existing(None).__enter__()
-# -- maps
-[mods.mappings(k)(torch.tensor([-2.0, 0.0, 3.0])) for k in ("softplus", "exp", "relu", "expln", "biased_softplus",
-    "none", "biased_softplus_2.0", "biased_softplus_2_0.5")]  #! close
-mods.mappings("nothing")
-mods.mappings("biased_softplus_word")
-mods.inv_softplus(torch.tensor([1.0, 2.0, -3.0]))  #! close
-# -- ensembles
-e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3);
-    (e(fl).batch_size, e.in_keys, e.out_keys, e.params_td.batch_size, sorted(k for k, _ in e.named_parameters()))
-e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3); e(torch.ones(5, 4)).shape
-e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3, expand_input=False); e(fl)["o"].shape
-e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 2, expand_input=False); e(fl)["o"].shape
-e = mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3);
-    (type(e.reset_parameters_recursive(e.params_td)), type(e.params_td))
-mods.EnsembleModule(Mod(nn.Linear(4, 2), ["a"], ["o"]), 3).reset_parameters_recursive()
 Mod(torch.neg, ["a"], ["o"], inplace=None)(td)
 s = Seq(Mod(lambda x: x + 1, ["x"], ["h"]), Mod(lambda z: z * 2, ["z"], ["o"]), partial_tolerant=True);
     x = lazy_stack([TD(x=torch.ones(2)), TD(z=torch.ones(3)), TD()]);
     s(x) is x, [sorted(m.keys()) for m in x.tensordicts]
 Mod(nn.Linear(2, 2), [("n", "c")], ["o"])(TD({"n": {"c": torch.ones(0, 2)}}, [0]))["o"].shape
 type(Mod(lambda x: x + 1, ["a"], ["o"])(ds))
-mods.add_custom_mapping("twice", lambda v: v * 2); mods.mappings("twice")(torch.ones(1))
 """,
 )

@@ -131,8 +131,7 @@ def build(library: str, used: set[str]) -> dict[str, Any]:
         lib=lib, TD=lib.TensorDict, torch=torch, np=np, copy=copy, pickle=pickle, io=io,
         dataclasses=dataclasses, collections=collections, F=torch.nn.functional, __name__="differential",
         Mask=torch.tensor([True, False, True]), nn=torch.nn, mods=lib.nn, dist=torch.distributions,
-        Mod=lib.nn.TensorDictModule, Seq=lib.nn.TensorDictSequential, Comp=lib.nn.CompositeDistribution,
-        Prob=lib.nn.ProbabilisticTensorDictModule, ProbSeq=lib.nn.ProbabilisticTensorDictSequential,
+        Mod=lib.nn.TensorDictModule, Seq=lib.nn.TensorDictSequential,
         Params=lib.TensorDictParams,
     )  # fmt: skip
     scope.update(_HELPERS)
