@@ -30,7 +30,6 @@ try:
         from_tuple,
         make_tensordict,
     )
-    from tensordict_lite.building.packing import PackLayout
     from tensordict_lite.consolidated import from_consolidated
     from tensordict_lite.consolidated import layout as _layout
     from tensordict_lite.consolidated import record as _record
@@ -75,7 +74,6 @@ try:
         set_list_to_stack,
     )
     from tensordict_lite.show.options import get_printoptions, set_printoptions
-    from tensordict_lite.show.parsing import parse_tensor_dict_string
     from tensordict_lite.tensorclass.attrs import TensorAttrs
     from tensordict_lite.tensorclass.decorator import TensorClass, from_dataclass, is_tensorclass, tensorclass
     from tensordict_lite.tensorclass.typed import TypedTensorDict
@@ -152,7 +150,6 @@ __all__ = [
     "NonTensorData",
     "NonTensorDataBase",
     "NonTensorStack",
-    "PackLayout",
     "PersistentTensorDict",
     "Ragged",
     "TensorAttrs",
@@ -218,7 +215,6 @@ __all__ = [
     "pack_memmap",
     "pad",
     "pad_sequence",
-    "parse_tensor_dict_string",
     "refresh_archive_checksums",
     "save",
     "set_capture_non_tensor_stack",

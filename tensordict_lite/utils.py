@@ -33,7 +33,6 @@ from tensordict_lite.settings import (
     set_list_to_stack,
 )
 from tensordict_lite.show.options import get_printoptions, set_printoptions
-from tensordict_lite.show.parsing import parse_tensor_dict_string
 from tensordict_lite.tensorclass.decorator import is_tensorclass
 from tensordict_lite.testing import assert_allclose_td, assert_close
 from tensordict_lite.views import entry_of
@@ -62,7 +61,6 @@ __all__ = [
     "lazy_legacy",
     "list_to_stack",
     "logger",
-    "parse_tensor_dict_string",
     "print_directory_tree",
     "remove_duplicates",
     "set_capture_non_tensor_stack",

@@ -35,7 +35,6 @@ from tensordict_lite.settings import MISSING
 if TYPE_CHECKING:
     import os
 
-    from tensordict_lite.building.packing import PackLayout
     from tensordict_lite.persistent import PersistentTensorDict
 
 
@@ -190,32 +189,6 @@ class ConvertOps(Kernel):
         new = self._plain_class()._trusted(out, self._batch_size, self._device, names)
         new._types = self._types
         return new
-
-    def pack(self, dim: int = -1, *, layout: PackLayout | None = None) -> tuple[Tensor, PackLayout]:
-        """All leaves as columns of one contiguous tensor, and the layout that :meth:`PackLayout.unpack` needs.
-
-        Args:
-            dim: dimension of the columns in the result, as in :func:`torch.stack`.
-            layout: the order of the columns. Default: that of the sorted keys.
-
-        Returns:
-            A tensor ``[*batch_size, columns]``, for ``dim=-1``, and its layout.
-
-        Raises:
-            IndexError: ``dim`` is out of range.
-            KeyError: the keys are not those of ``layout``.
-            RuntimeError: leaves are on several devices, or rows have different shapes or keys.
-            TypeError: leaves have different dtypes, or an entry is not a tensor.
-            ValueError: the shapes or the dim are not those of ``layout``.
-
-        Example:
-            >>> flat, layout = TensorDict({"p": torch.zeros(5), "n": {"v": torch.ones(5, 3)}}, [5]).pack()
-            >>> flat.shape, layout.keys
-            (torch.Size([5, 4]), (('n', 'v'), 'p'))
-        """
-        from tensordict_lite.building import packing
-
-        return packing.pack(self, dim, layout=layout)
 
     def to_h5(self, filename: str | os.PathLike[str], **options: Any) -> PersistentTensorDict:
         """Write the entries into a new HDF5 file and return the collection stored there, open for writing.

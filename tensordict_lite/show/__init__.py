@@ -1,1 +1,1 @@
-"""Printed forms of collections: ``repr``, notebooks, and parsing of printed text."""
+"""Printed forms of collections: ``repr`` and notebooks."""

@@ -82,48 +82,6 @@ x = torch.arange(4.0); y = copy.deepcopy(TD(a=x, b=x[:2])); y["a"][0] = 9; y["b"
 x = torch.ones(1).expand(3); copy.deepcopy(TD(a=x))["a"].stride()
 x = torch.ones(100, 3); copy.deepcopy(TD(a=x[:2]))["a"].untyped_storage().nbytes()
 # one tensor of all leaves
-x, p = fl.pack(); (x, p.keys, p.shapes, p.dim, p.nested, p.device, p.cls, p.offsets, p.numel)
-x, p = fl.pack(); p.unpack(x)
-x, p = fl.pack(0); (x, p.dim, p.unpack(x))
-x, p = fl.pack(1); (p == fl.pack()[1], hash(p) == hash(fl.pack()[1]), p != fl.pack(0)[1])
-x, p = fl.pack(); (p.unpack(x[:2]), p.unpack(x[0]), p.unpack(x.expand(2, 3, 8)).batch_size)
-x, p = fl.pack(); y = p.unpack(x); y["b"].zero_(); x
-x, p = fl.pack(); fl[:2].pack(layout=p)[0]
-x, p = fl.pack(); fl.flatten_keys().pack(layout=p)
-x, p = fl.pack(); fl.exclude("b").pack(layout=p)
-x, p = fl.pack(); fl.set("z", fl["b"]).pack(layout=p)
-x, p = fl.pack(); fl.set("b", torch.ones(3, 2)).pack(layout=p)
-x, p = fl.pack(); fl.pack(0, layout=p)
-x, p = fl.pack(); p.unpack(x[:, 1:])
-x, p = fl.pack(); p.unpack(torch.tensor(1.0))
-x, p = fl.pack(); p.dim = 3
-x, p = fl.pack(); pickle.loads(pickle.dumps(p)) == p
-fl.pack(2)
-fl.pack(-3)
-fl.pack("a")
-td.pack()
-nt.pack()
-nt.exclude("s", "o").pack()[0]
-x, p = nm.pack(1); (x.shape, x.is_contiguous(), p.nested, p.unpack(x))
-x, p = TD({"e": {}, "n": {"a": torch.ones(3)}}, [3]).pack(); (p.nested, p.unpack(x))
-TD({}, [3]).pack()[0], TD({"a": torch.ones(3, 0)}, [3]).pack()[0], TD({"a": torch.ones(0, 2)}, [0]).pack()[0]
-TD({"a": torch.tensor(1.0), "b": torch.ones(2)}).pack()[0]
-TD({"a": torch.ones(3)}, [3], device="cpu").pack()[1].device
-TD({"a": torch.ones(3), "b": torch.ones(3, device="meta")}, [3]).pack()
-TD({"a": torch.ones(3), "u": UnbatchedTensor(torch.ones(2))}, [3]).pack()
-TD({"a": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)}, [2]).pack()
-TD({"b": torch.ones(3), "a": {"z": torch.ones(3)}, "A": torch.ones(3)}, [3]).pack()[1].keys
-TD({"n": TD({"b": torch.ones(3, 4)}, [3, 4])}, [3]).pack()[1].unpack(torch.ones(2, 4))
-lz.pack()
-lz.select("b").pack()[0]
-x, p = ds.pack(); (x, p.nested, p.unpack(x))
-tall.pack()
-c.pack()
-c.set("s", None).pack()[0]
-Params(TD(w=torch.ones(3), b=torch.zeros(2))).pack()[0].requires_grad
-x, p = Only(torch.ones(3, 2), torch.zeros(3), batch_size=[3]).pack(); (p.keys, p.cls, p.unpack(x))
-x, p = TD({"o": Only(torch.ones(3, 2), batch_size=[3])}, [3]).pack(); (p.nested, p.unpack(x))
-lib.PackLayout(("a", ("n", "b")), ((), [2])).unpack(torch.ones(4, 3)), lib.PackLayout(["a"], [[2]]).shapes
 td.tolist(convert_tensors=True, convert_nodes=False)
 x = td.tolist(as_linked_list=True); x[0] = {"b": torch.tensor(9)}; td["b"]
 td.numpy()["a"][0, 0] = 7; td["a"][0]

@@ -288,8 +288,6 @@ x.to_namedtuple()
 x.to_namedtuple(dest_cls=collections.namedtuple("Two", "a n"))  #! any error
 x.to_pytree()
 x.to_struct_array()  #! any error
-x.pack()[0]
-x.pack(0)[1].shapes
 x.to_padded_tensor()
 x.numpy()
 x.tolist()

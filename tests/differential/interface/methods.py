@@ -25,6 +25,7 @@ FORMATS = ("parquet", "csv", "json")
 ABSENT = {
     "formats that no function here reads or writes": "to_mds to_store",
     "internals of the reference": "hook_in hook_out",
+    "left out, see the page": "pack",
 }
 """Why this project has no method of the name, and the names."""
 
