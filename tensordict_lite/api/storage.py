@@ -63,8 +63,8 @@ class StorageOps(Kernel):
             existsok: replace an existing dataset; otherwise it raises RuntimeError.
             robust_key: percent-encode keys that are not plain file names; ``False`` uses keys as file names.
             archive: write one file. ``None``: if ``prefix`` ends in ``.tdz``. An archive always copies mapped tensors.
-            compression: compression of an archive: ``"stored"`` (default), ``"deflate"``, ``"bzip2"``, ``"lzma"`` or a
-                constant of :mod:`zipfile`. Compressed tensors are decompressed when loaded, not mapped.
+            compression: compression of an archive: ``"stored"`` (default), ``"deflate"`` or the constant of
+                :mod:`zipfile`. Compressed tensors are decompressed when loaded, not mapped.
             allow_pickle: pickle non-tensor data that JSON cannot hold; otherwise it raises RuntimeError.
             reference_format: write only formats that ``tensordict`` reads. By default a column of thousands of strings
                 is written to two memory-mapped files instead of JSON. An archive always uses the format of

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.archive import api
 from tensordict_lite.memmap.archive.read import opened
-from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.contents import complete_files
 from tensordict_lite.memmap.disk.files import open_at_once, replace_file
 from tensordict_lite.memmap.disk.format import (
@@ -193,7 +192,6 @@ def _crcs(path: str, block: int, limit: int | None = None) -> tuple[int, list[in
     """Size of a file and the CRC-32 of each block, or of the blocks of its first ``limit`` bytes."""
     out: list[int] = []
     at, total, filled = 0, 0, 0
-    crc32 = crc.fastest()
     with open(open_at_once(path), "rb", buffering=0) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
@@ -201,7 +199,7 @@ def _crcs(path: str, block: int, limit: int | None = None) -> tuple[int, list[in
         end = info.st_size if limit is None else min(limit, info.st_size)
         buffer = memoryview(bytearray(_READ))
         while count := file.readinto(buffer[: min(_READ, block - filled, end - at)]):
-            total = crc32(buffer[:count], total)
+            total = zlib.crc32(buffer[:count], total)
             at += count
             filled += count
             if filled == block:

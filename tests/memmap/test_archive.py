@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 import zlib
 from pathlib import Path
@@ -36,7 +35,7 @@ from tensordict_lite.memmap.disk import crc, mapping
 from tests.memmap.test_roundtrip import assert_same
 from tests.memmap.trees import CROSSINGS, LIBRARIES, assert_entries, entries, leaves
 
-COMPRESSIONS = [None, "stored", "deflate", "bzip2", "lzma"]
+COMPRESSIONS = [None, "stored", "deflate"]
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def test_payloads_are_aligned_and_any_zip_tool_reads_them(tmp_path: Path) -> Non
         assert_same(TensorDict.load_memmap(tmp_path / "out"), td)
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_any_zip_of_a_folder_loads(tmp_path: Path, method: int) -> None:
     saved = entries("ours", jagged=True)
     saved.memmap(tmp_path / "d")
@@ -291,7 +290,7 @@ def test_nested_tensors_are_mapped_in_place(tmp_path: Path) -> None:
 
 
 def test_mode_for_writing_needs_an_archive_that_can_be_written(tmp_path: Path, small: TensorDict) -> None:
-    small.memmap(tmp_path / "c.tdz", compression="lzma")
+    small.memmap(tmp_path / "c.tdz", compression="deflate")
     with pytest.raises(ValueError, match="compressed"):
         TensorDict.load_memmap(tmp_path / "c.tdz", mode="r+")
     if os.geteuid():
@@ -451,7 +450,6 @@ def test_checksums_of_parts_are_put_together(lengths: tuple[int, int]) -> None:
     first, second = (torch.randint(0, 256, (n,), dtype=torch.uint8).numpy().tobytes() for n in lengths)
     assert crc.combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
     assert crc.of_zeros(lengths[1]) == zlib.crc32(bytes(lengths[1]))
-    assert crc.fastest()(second, zlib.crc32(first)) == zlib.crc32(first + second)
 
 
 # -- large archives ------------------------------------------------------------------------------------------------
@@ -490,14 +488,9 @@ def test_archive_of_more_than_four_gigabytes(tmp_path: Path) -> None:
     assert zipfile.ZipFile(tmp_path / "y.tdz").testzip() is None
 
 
-@pytest.mark.parametrize("lacking", ["nothing", "isal", "fallocate"])
+@pytest.mark.parametrize("lacking", ["nothing", "fallocate"])
 def test_data_is_written_in_parts_of_any_size(lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if lacking == "isal":
-        monkeypatch.setitem(sys.modules, "isal", None)
-        slower = crc.fastest.__wrapped__()
-        assert slower is zlib.crc32
-        monkeypatch.setattr(crc, "fastest", lambda: slower)
-    elif lacking == "fallocate":
+    if lacking == "fallocate":
         monkeypatch.setattr(mapping, "_fallocate", lambda: None)
     saved = entries("ours")
     sizes = {"small": 1000, "part": 7000, "thread_part": 11_000, "deflate": 9000}

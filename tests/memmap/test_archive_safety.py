@@ -149,8 +149,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "bomb beyond any ratio": (bomb(1 << 20, 1 << 30), "more than 1,032 times"),
     "says more": (bomb(10_000, 12_000), "should have 12,000 bytes, but has 10,000"),
     "says less": (bomb(10_000, 8_000), "checksum differs"),
-    "no stream": (bomb(10, 10, 12), "decompressed"),
-    "lzma without header": (bomb(10, 10, 14), "should have 10 bytes, but has 0"),
+    "bzip2": (bomb(10, 10, 12), "method 12"),
+    "lzma": (bomb(10, 10, 14), "method 14"),
     "tensor too short": (plain(META % 4), "truncated.*4 bytes"),
     "tensor too long": (plain(META % 2), "does not fit"),
     "tensor missing": (archive((b"meta.json", META % 2, {}, {})), "missing in the archive"),
@@ -215,12 +215,11 @@ def test_file_and_folder_of_one_name_do_not_unpack(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.tdz"]
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_bomb_takes_no_memory_and_no_disk(tmp_path: Path, method: int) -> None:
-    """Zeros that really decompress to more than memory; deflate cannot claim what a reader would not believe."""
-    size = (50 if method == zipfile.ZIP_DEFLATED else 100) << 20
+def test_zeros_are_decompressed_into_the_room_that_the_archive_justifies(tmp_path: Path) -> None:
+    """Deflate cannot claim what a reader would not believe."""
+    size = 50 << 20
     path = tmp_path / "x.tdz"
-    with zipfile.ZipFile(path, "w", method) as made:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("meta.json", META % size)
         with made.open("a.memmap", "w") as file:
             for _ in range(size >> 20):
@@ -230,30 +229,31 @@ def test_bomb_takes_no_memory_and_no_disk(tmp_path: Path, method: int) -> None:
         spare = 75 << 20
         used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (used + spare, used + spare))
-        if method == zipfile.ZIP_DEFLATED:
-            assert TensorDict.load_memmap(path)["a"].shape == (size,)  # its own size justifies that
-            return
-        for call in (TensorDict.load_memmap, lambda p: unpack_memmap(p, tmp_path / "out"), is_memmap_archive):
-            with pytest.raises(ArchiveError, match="max_ratio"):
-                call(path)
-                raise ArchiveError(path, "max_ratio")  # is_memmap_archive says False
+        assert TensorDict.load_memmap(path)["a"].shape == (size,)
 
     assert in_child(load) == 0
     assert os.listdir(tmp_path) == ["x.tdz"]
-    if method == zipfile.ZIP_BZIP2:
-        unpack_memmap(path, tmp_path / "trusted", max_ratio=10_000_000)
-        assert TensorDict.load_memmap(tmp_path / "trusted")["a"].shape == (size,)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compressions_are_refused_by_name(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "x.tdz", "w", method) as made:
+        made.writestr("meta.json", META % 2)
+        made.writestr("a.memmap", bytes(8))
+    for call in (TensorDict.load_memmap, lambda path: unpack_memmap(path, tmp_path / "out")):
+        with pytest.raises(ArchiveError, match="method 1[24].*unzip it"):
+            call(tmp_path / "x.tdz")
+    assert os.listdir(tmp_path) == ["x.tdz"]
 
 
 def test_what_is_saved_is_believed(tmp_path: Path) -> None:
     """Zeros compress better than anything from outside may claim: they are deflated instead."""
     td = TensorDict({"zeros": torch.zeros(2 << 20), "noise": torch.rand(1000), "none": torch.zeros(0)}, [])
-    for compression in ("deflate", "bzip2", "lzma"):
-        for threads in (0, 3):
-            td.memmap(tmp_path / "x.tdz", compression=compression, num_threads=threads)
-            loaded = TensorDict.load_memmap(tmp_path / "x.tdz")
-            assert not loaded["zeros"].any() and loaded["noise"].equal(td["noise"])
-            assert zipfile.ZipFile(tmp_path / "x.tdz").testzip() is None
+    for threads in (0, 3):
+        td.memmap(tmp_path / "x.tdz", compression="deflate", num_threads=threads)
+        loaded = TensorDict.load_memmap(tmp_path / "x.tdz")
+        assert not loaded["zeros"].any() and loaded["noise"].equal(td["noise"])
+        assert zipfile.ZipFile(tmp_path / "x.tdz").testzip() is None
 
 
 def test_special_files_do_not_hang_the_reader(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     folder = tmp_path_factory.mktemp("originals")
     saved = entries("ours", jagged=True, classes=False).exclude("large")
     out = []
-    for compression in (None, "deflate", "lzma"):
+    for compression in (None, "deflate"):
         saved.memmap(folder / "x.tdz", compression=compression)
         out.append((folder / "x.tdz").read_bytes())
     saved.memmap(folder / "d")

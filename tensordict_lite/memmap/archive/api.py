@@ -8,6 +8,7 @@ import itertools
 import os
 import stat
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,7 +25,6 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.load import ArchiveLoader
 from tensordict_lite.memmap.archive.read import MAX_RATIO, Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, check_level, method_of, write_archive
-from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.contents import complete_files
 from tensordict_lite.memmap.disk.files import below, created, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, RUNS, SUFFIX
@@ -139,11 +139,9 @@ def pack_memmap(
     Args:
         prefix: the folder.
         archive_path: the file; an existing one is replaced. It must be outside ``prefix``.
-        compression: ``"stored"`` (the default), ``"deflate"``, ``"bzip2"``, ``"lzma"``, or a constant of
-            :mod:`zipfile`.
-        compresslevel: 0 to 9 for deflate (default 6), 1 to 9 for bzip2 (default 9). LZMA has none.
-        num_threads: threads that read, compute checksums and deflate; 0 or 1 is the calling thread, which also
-            compresses with bzip2 and LZMA.
+        compression: ``"stored"`` (the default), ``"deflate"``, or the constant of :mod:`zipfile`.
+        compresslevel: 0 to 9 for deflate (default 6).
+        num_threads: threads that read, compute checksums and deflate; 0 or 1 is the calling thread.
 
     Returns:
         The path of the archive.
@@ -164,7 +162,7 @@ def pack_memmap(
     """
     root, path = absolute_path(prefix), absolute_path(archive_path)
     method = method_of(compression)
-    check_level(method, compresslevel)
+    check_level(compresslevel)
     _require_dataset(root)
     real = os.path.realpath(path)
     if real.startswith(os.path.realpath(root) + os.sep):
@@ -360,7 +358,7 @@ def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipIn
     """Every stored entry with the current CRC of its data."""
     stored = [entry for entry in archive.entries.values() if entry.compress_type == ZIP_STORED]
     with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
-        yield from zip(stored, pool.map(lambda entry: crc.fastest()(archive.raw(entry)), stored))
+        yield from zip(stored, pool.map(lambda entry: zlib.crc32(archive.raw(entry)), stored))
 
 
 register(open_archive=ArchiveLoader.open)

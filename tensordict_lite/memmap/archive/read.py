@@ -19,13 +19,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
-from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipInfo
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError
-from tensordict_lite.memmap.disk import crc
 from tensordict_lite.memmap.disk.files import size_of_file
 from tensordict_lite.memmap.disk.format import MAX_LEVELS, MAX_META_BYTES, MAX_NAME, META
 from tensordict_lite.memmap.disk.mapping import hold_many, map_file
@@ -33,27 +32,22 @@ from tensordict_lite.memmap.disk.pieces import Pieces
 from tensordict_lite.memmap.tensor import MemoryMappedTensor
 from tensordict_lite.paths import absolute_path
 
-try:
-    from lzma import LZMAError
-except ImportError:  # Python was built without it
-    LZMAError = OSError  # type: ignore[assignment, misc]
-
 MAX_RATIO = 1032
 """Largest ratio of uncompressed to compressed size, the limit of deflate. Entries that claim more are rejected."""
 
-METHODS = {ZIP_STORED, ZIP_DEFLATED, ZIP_BZIP2, ZIP_LZMA}
+METHODS = {ZIP_STORED, ZIP_DEFLATED}
 
 _NO_NAMES = frozenset(("", ".", ".."))
 _SLACK = 64  # allowance in bytes for empty compressed data
 _BLOCK = 4 << 20
-_STEP = {ZIP_DEFLATED: 1 << 20, ZIP_BZIP2: 1 << 20, ZIP_LZMA: 4096}
-"""Bytes to decompress at a time. LZMA has no limit for its output: these are bytes of its input."""
+_STEP = 1 << 20
+"""Bytes to decompress at a time."""
 _ENCRYPTED = 0x1 | 0x40 | 0x2000
 _END = b"PK\5\6"
 _LOCAL_SIGNATURE = b"PK\3\4"
 _LOCAL = struct.Struct("<4s22x2H")  # signature, and lengths of name and extra field, which precede the data
 _DAMAGES = (zipfile.BadZipFile, NotImplementedError, ValueError, IndexError, EOFError, OSError, struct.error)
-_DAMAGES_OF_DATA = (*_DAMAGES, zlib.error, LZMAError)
+_DAMAGES_OF_DATA = (*_DAMAGES, zlib.error)
 _empty = torch.empty
 
 
@@ -211,13 +205,13 @@ class Archive:
         Raises:
             ArchiveError: the data does not match the size, CRC or method of the entry.
         """
-        crc32, total, done, size = crc.fastest(), 0, 0, entry.file_size
+        total, done, size = 0, 0, entry.file_size
         try:
             for block in self._decompressed(entry):
                 done += len(block)
                 if done > size:
                     break
-                total = crc32(block, total)
+                total = zlib.crc32(block, total)
                 yield block
         except _DAMAGES_OF_DATA as err:
             what = f"the entry {entry.filename!r} cannot be decompressed ({err})"
@@ -233,20 +227,14 @@ class Archive:
             )
 
     def _decompressed(self, entry: ZipInfo) -> Iterator[Any]:
-        raw, method = self.raw(entry), entry.compress_type
-        if method == ZIP_STORED:
+        raw = self.raw(entry)
+        if entry.compress_type == ZIP_STORED:
             yield from (raw[start : start + _BLOCK] for start in range(0, len(raw), _BLOCK))
             return
-        stream: Any = _MappedFile(raw)
-        if method == ZIP_BZIP2:  # zipfile decompresses all that it reads of it, up to a million times as much
-            import bz2
-
-            stream = bz2.BZ2File(stream)
-        else:
-            entry = copy.copy(entry)
-            del entry.CRC  # which is checked already, by a faster function
-            stream = zipfile.ZipExtFile(stream, "r", entry)
-        while block := stream.read(_STEP[method]):
+        entry = copy.copy(entry)
+        del entry.CRC  # which is checked already
+        stream: Any = zipfile.ZipExtFile(_MappedFile(raw), "r", entry)
+        while block := stream.read(_STEP):
             yield block
 
     def content(self, name: str) -> bytes:
@@ -305,7 +293,9 @@ def _refusal(entry: ZipInfo, max_ratio: float) -> str | None:
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted"
     if method not in METHODS:
-        return f"is compressed with method {method}; known are stored (0), deflate (8), bzip2 (12) and lzma (14)"
+        return (
+            f"is compressed with method {method}; archives must be stored (0) or deflated (8): unzip it"
+        )
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "is a link or a special file"
     if method == ZIP_STORED and entry.compress_size != entry.file_size:

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 from torch import Tensor
 
@@ -37,23 +37,16 @@ _LOCAL_BYTES = 30  # size of a local header without name and extra field
 _WIDE_BYTES = 20  # size of its extension for sizes of 64 bits
 _UNIX_FILE = 0o100644 << 16
 _UTF_8 = 1 << 11  # flag of the encoding of the name; zipfile decodes other names more slowly
-_END_MARKER = 1 << 1  # flag of LZMA data
 # An extra field of n bytes, or the next larger one that can have a header of 4 bytes.
 _PADDING = [
     b"",
     *(struct.pack(f"<2sH{n - 4}x", b"td", n - 4) for n in (ALIGN + 1, ALIGN + 2, ALIGN + 3, *range(4, ALIGN))),
 ]
-_NAMES = {
-    "stored": ZIP_STORED,
-    "deflate": ZIP_DEFLATED,
-    "deflated": ZIP_DEFLATED,
-    "bzip2": ZIP_BZIP2,
-    "lzma": ZIP_LZMA,
-}
+_NAMES = {"stored": ZIP_STORED, "deflate": ZIP_DEFLATED, "deflated": ZIP_DEFLATED}
 
 
 def method_of(compression: str | int | None) -> int:
-    """The method for a name (``"stored"``, ``"deflate"``, ``"bzip2"``, ``"lzma"``) or a constant of :mod:`zipfile`.
+    """The method for a name (``"stored"``, ``"deflate"``) or a constant of :mod:`zipfile`.
 
     Raises:
         ValueError: the method is unknown.
@@ -74,11 +67,10 @@ def method_of(compression: str | int | None) -> int:
     )
 
 
-def check_level(method: int, level: int | None) -> None:
-    """Raise ValueError for a level that the method does not have."""
-    lowest = 1 if method == ZIP_BZIP2 else 0
-    if level is not None and not (type(level) is int and lowest <= level <= 9):
-        raise ValueError(f"the compression level is a number from {lowest} to 9, got {level!r}")
+def check_level(level: int | None) -> None:
+    """Raise ValueError for a level that deflate does not have."""
+    if level is not None and not (type(level) is int and 0 <= level <= 9):
+        raise ValueError(f"the compression level is a number from 0 to 9, got {level!r}")
 
 
 class FileData:
@@ -158,13 +150,13 @@ def write_archive(
         check_room(path, nbytes)
         if nbytes >= tuning.small_bytes:
             preallocate(fd, nbytes)
-    crc32 = crc.fastest() if nbytes >= tuning.small_bytes else zlib.crc32
     with ExitStack() as stack:
         out = OutputFile(fd, path)
         file = stack.enter_context(io.BufferedWriter(out, _BUFFER))
         archive = stack.enter_context(ZipFile(file, "w"))
-        writer = _Writer(out, file, archive, method, level, crc32, tuning)
-        if num_threads > 1 and writer.gains_from_threads(members := list(members)):
+        writer = _Writer(out, file, archive, method, level, tuning)
+        if num_threads > 1:
+            members = list(members)
             pool = ThreadPoolExecutor(num_threads, "archive")
             stack.callback(pool.shutdown, cancel_futures=True)
             writer.prepare(members, pool, 4 * num_threads)
@@ -180,7 +172,6 @@ class _Writer:
     archive: ZipFile
     method: int
     level: int | None
-    crc32: Callable[..., int]
     tuning: SaveTuning
     prepared: Iterator[tuple[Any, int, int]] | None = None
     """Blocks that threads have packed: for each its bytes, and CRC and size of its content."""
@@ -191,7 +182,7 @@ class _Writer:
         require_name(self.out.path, name)
         info, at = ZipInfo(name), self.archive.start_dir
         info.compress_type, info.header_offset, info.external_attr = method, at, _UNIX_FILE
-        info.flag_bits = _UTF_8 | _END_MARKER * (method == ZIP_LZMA)
+        info.flag_bits = _UTF_8
         info.file_size = info.compress_size = nbytes
         is_wide = nbytes + (nbytes >> 6) + 1024 > zipfile.ZIP64_LIMIT  # incompressible data grows
         start = at + _LOCAL_BYTES + len(name.encode()) + _WIDE_BYTES * is_wide
@@ -201,7 +192,7 @@ class _Writer:
         if nbytes < self.tuning.small_bytes:
             if method == ZIP_STORED:
                 content = _whole(member)
-                info.CRC = self.crc32(content)
+                info.CRC = zlib.crc32(content)
             else:
                 parts = [*self._packed(member, method)]
                 content, info.CRC = b"".join([part for part, _ in parts]), parts[-1][1]
@@ -242,17 +233,11 @@ class _Writer:
             size = self.tuning.part_bytes if method == ZIP_STORED else self.tuning.deflate_bytes
             for read in _blocks(member, size):
                 block = read()
-                total = self.crc32(block, total)
+                total = zlib.crc32(block, total)
                 yield packer.compress(block), total
         yield packer.flush(), total
 
     # -- threads -------------------------------------------------------------------------------------------
-
-    def gains_from_threads(self, members: Iterable[ZipMember]) -> bool:
-        """Whether threads are faster: bzip2 and LZMA need the blocks in order, and ISA-L keeps up with writing."""
-        if self.method != ZIP_STORED:
-            return self.method == ZIP_DEFLATED
-        return self.crc32 is zlib.crc32 or any(type(member.data) is FileData for member in members)
 
     def _is_prepared(self, member: ZipMember) -> bool:
         if self.method == ZIP_STORED:
@@ -266,7 +251,7 @@ class _Writer:
 
         def pack(read: Callable[[], Any]) -> tuple[Any, int, int]:
             block = read()
-            return packer.compress(block), self.crc32(block), memoryview(block).nbytes
+            return packer.compress(block), zlib.crc32(block), memoryview(block).nbytes
 
         jobs = (read for member in members if self._is_prepared(member) for read in _blocks(member, size))
         self.prepared = _in_order(pool, pack, jobs, ahead)
@@ -303,12 +288,6 @@ def _blocks(member: ZipMember, size: int) -> Iterator[Callable[[], Any]]:
 
 
 def _packer(method: int, level: int | None) -> Any:
-    if method == ZIP_BZIP2:
-        import bz2
-
-        return bz2.BZ2Compressor(9 if level is None else level)
-    if method == ZIP_LZMA:
-        return zipfile.LZMACompressor()  # type: ignore[attr-defined]  # not in the stubs
     return _Deflate(level) if method == ZIP_DEFLATED else _Store()
 
 

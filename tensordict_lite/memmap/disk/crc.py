@@ -1,7 +1,4 @@
-"""CRC-32 for archives and ``checksums.json``: fast computation, and combination of parts.
-
-ISA-L uses a polynomial multiplication instruction and runs at memory speed, five times as fast as zlib: while data is
-copied, its checksum costs nothing.
+"""CRC-32 of data in parts.
 
 Appending bytes to a message multiplies its CRC, a polynomial over GF(2), by a power of x. A multiplication takes 32
 steps and the power is found by squaring, so the cost does not depend on the length (Mark Adler's ``crc32_combine`` of
@@ -11,31 +8,9 @@ zlib, which Python does not expose).
 from __future__ import annotations
 
 import functools
-import zlib
-from collections.abc import Callable
-from typing import Any
 
 _POLYNOMIAL = 0xEDB88320  # polynomial of CRC-32, lowest power in the highest bit
 _ONE = 1 << 31
-
-
-@functools.cache
-def fastest() -> Callable[..., int]:
-    """A function of a buffer and the CRC of the data before it: that of ISA-L, or of zlib if ISA-L is missing.
-
-    Both release the GIL. For a few bytes zlib is as fast, and always available.
-
-    Example:
-        >>> import zlib
-        >>> fastest()(b"dict", zlib.crc32(b"tensor")) == zlib.crc32(b"tensordict")
-        True
-    """
-    try:
-        from isal import isal_zlib
-    except ImportError:  # the extra `archives`
-        return zlib.crc32
-    function: Any = isal_zlib.crc32
-    return function
 
 
 def combine(first: int, second: int, second_length: int) -> int:
