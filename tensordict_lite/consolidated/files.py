@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ from tensordict_lite.consolidated.layout import JaggedSpot, Layout, leaves_of
 from tensordict_lite.consolidated.metadata import describe, make, parse
 from tensordict_lite.consolidated.record import Record, flat_of, identity_of, kind_of, note
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.archive.api import is_memmap_archive
 from tensordict_lite.memmap.disk.files import (
     OutputFile,
     all_bytes,
@@ -150,7 +150,7 @@ def _about(path: str, data: memoryview, total: int) -> tuple[int, Any, Any]:
     end = total - _LENGTH.size
     (length,) = _LENGTH.unpack(data[end:])
     if not 2 <= length <= min(end, _MAX_JSON) or data[end - length] != ord("{"):
-        hint = "; it is an archive: load it with load_memmap" if is_memmap_archive(path) else ""
+        hint = "; it is an archive: load it with load_memmap" if zipfile.is_zipfile(path) else ""
         raise DatasetError(path, f"is not a file of consolidate(), or was truncated: its end does not add up{hint}")
     room = end - length
     about, told = decode_json(path, bytes(data[room:end])), None

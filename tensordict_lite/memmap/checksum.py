@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tensordict_lite.errors import ArchiveError, DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.archive import api
-from tensordict_lite.memmap.archive.read import opened
+from tensordict_lite import registry
+from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tensordict_lite.memmap.disk.contents import complete_files
 from tensordict_lite.memmap.disk.files import open_at_once, replace_file
 from tensordict_lite.memmap.disk.format import (
@@ -106,8 +105,7 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
     """
     root = absolute_path(path)
     if os.path.isfile(root):
-        api.refresh_archive_checksums(root, num_threads)
-        return {entry.filename: [crc] for entry, crc in api.checksums(opened(root), num_threads)}
+        return registry.store_archive_checksums(root, num_threads)
     read_meta(root)
     names, block = list(_files(root)), current().checksum_bytes
     entries: dict[str, dict[str, object]] = {}
@@ -136,7 +134,7 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
     root = absolute_path(path)
     report = Report(root)
     if os.path.isfile(root):
-        return _verify_archive(root, report, num_threads)
+        return registry.verify_archive(root, report, num_threads)
     block, expected = _stored(root)
     found = set(_files(root))
     for name in sorted(found - expected.keys()):
@@ -149,27 +147,6 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
             report.files += 1
             report.nbytes += size
             report.problems += problems
-    return report
-
-
-def _verify_archive(path: str, report: Report, num_threads: int | None) -> Report:
-    archive = opened(path)
-
-    def check(name: str) -> str | None:
-        try:
-            for _ in archive.blocks(archive.entries[name]):
-                pass
-        except ArchiveError as err:
-            return err.reason
-        return None
-
-    names = sorted(archive.entries)
-    with ThreadPoolExecutor(_threads(num_threads)) as pool:
-        for name, reason in zip(names, pool.map(check, names)):
-            report.files += 1
-            report.nbytes += archive.entries[name].file_size
-            if reason is not None:
-                report.problems.append(Corruption(name, reason))
     return report
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensordict_lite import registry
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.archive.api import save_archive
 from tensordict_lite.memmap.disk.files import created, is_same_file, refuse_link, write_new
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.locks import reading
@@ -91,7 +91,7 @@ def save_collection(node: Kernel, prefix: str | os.PathLike[str] | None, options
     """
     if _wants_archive(prefix, options):
         assert prefix is not None
-        return save_archive(node, prefix, options)
+        return registry.save_archive(node, prefix, options)
     job = _Save(node, prefix, options)
     if options.return_early and options.num_threads > 1:
         return TensorDictFuture._started(job.run)

@@ -25,6 +25,7 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.load import ArchiveLoader
 from tensordict_lite.memmap.archive.read import MAX_RATIO, Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, check_level, method_of, write_archive
+from tensordict_lite.memmap.checksum import Corruption, Report
 from tensordict_lite.memmap.disk.contents import complete_files
 from tensordict_lite.memmap.disk.files import below, created, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, RUNS, SUFFIX
@@ -361,4 +362,37 @@ def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipIn
         yield from zip(stored, pool.map(lambda entry: zlib.crc32(archive.raw(entry)), stored))
 
 
-register(open_archive=ArchiveLoader.open)
+def store_checksums(path: str, num_threads: int | None) -> dict[str, list[int]]:
+    """Refresh the checksums of an archive, and return them by entry."""
+    refresh_archive_checksums(path, num_threads)
+    return {entry.filename: [total] for entry, total in checksums(opened(path), num_threads)}
+
+
+def verify(path: str, report: Report, num_threads: int | None) -> Report:
+    """Read every entry of an archive, and report those that differ from their checksums."""
+    archive = opened(path)
+
+    def check(name: str) -> str | None:
+        try:
+            for _ in archive.blocks(archive.entries[name]):
+                pass
+        except ArchiveError as error:
+            return error.reason
+        return None
+
+    names = sorted(archive.entries)
+    with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
+        for name, reason in zip(names, pool.map(check, names)):
+            report.files += 1
+            report.nbytes += archive.entries[name].file_size
+            if reason is not None:
+                report.problems.append(Corruption(name, reason))
+    return report
+
+
+register(
+    open_archive=ArchiveLoader.open,
+    save_archive=save_archive,
+    store_archive_checksums=store_checksums,
+    verify_archive=verify,
+)

@@ -293,9 +293,7 @@ def _refusal(entry: ZipInfo, max_ratio: float) -> str | None:
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted"
     if method not in METHODS:
-        return (
-            f"is compressed with method {method}; archives must be stored (0) or deflated (8): unzip it"
-        )
+        return f"is compressed with method {method}; archives must be stored (0) or deflated (8): unzip it"
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "is a link or a special file"
     if method == ZIP_STORED and entry.compress_size != entry.file_size:
