@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing
 import os
 import sys
@@ -23,9 +24,6 @@ from tdmap.runtime.driver import Driver
 from tdmap.runtime.executors.base import Executor, Workers
 from tdmap.runtime.executors.foreign import ForeignWorkers, has_threads, is_foreign_pool
 from tdmap.runtime.executors.processes import Borrowed, ProcessWorkers
-from tdmap.runtime.executors.raycluster import RayCluster
-from tdmap.runtime.executors.raypool import borrow_ray_pool
-from tdmap.runtime.executors.rayworkers import RayWorkers
 from tdmap.runtime.executors.serial import SerialWorkers
 from tdmap.runtime.executors.threads import ThreadWorkers
 from tdmap.runtime.workers import worker as worker_module
@@ -36,7 +34,10 @@ from tdmap.tuning import Tuning, current
 
 T = TypeVar("T")
 
-EXECUTORS = ("process", "thread", "serial", "ray")
+EXECUTORS = ("process", "thread", "serial")
+
+EDGES = {"ray": "tdmap.runtime.executors.raycluster:RayCluster"}
+"""Names of executors that are imported when they are asked for."""
 
 STARTS = ("num_workers", "executor", "mp_start_method", "worker_threads", "max_tasks_per_child", "max_memory")
 """Options that say which workers to start: `pool=` has its own."""
@@ -64,7 +65,7 @@ class WorkerOptions(TypedDict, total=False):
     """
 
     num_workers: int | None
-    executor: str | RayCluster | Executor
+    executor: str | Executor
     pool: Any
     mp_start_method: str | None
     worker_threads: int
@@ -86,7 +87,7 @@ class Execution:
 
     num_workers: int | None = None
     pool: Any = None
-    executor: str | RayCluster | Executor = "process"
+    executor: str | Executor = "process"
     mp_start_method: str | None = None
     worker_threads: int = 1
     max_tasks_per_child: int | None = None
@@ -118,12 +119,13 @@ class Execution:
         if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
             object.__setattr__(self, "num_workers", None)
             object.__setattr__(self, "executor", "serial")
-        if self.executor == "ray":
-            object.__setattr__(self, "executor", RayCluster())
-        if isinstance(self.executor, RayCluster):
-            self._check_cluster(self.executor)
-        elif not isinstance(self.executor, Executor) and self.executor not in EXECUTORS:
-            names = ", ".join(EXECUTORS)
+        if isinstance(self.executor, str) and self.executor in EDGES:
+            module, _, name = EDGES[self.executor].partition(":")
+            object.__setattr__(self, "executor", getattr(importlib.import_module(module), name)())
+        if isinstance(self.executor, Executor):
+            self.executor.check(self)
+        elif self.executor not in EXECUTORS:
+            names = ", ".join((*EXECUTORS, *EDGES))
             raise ValueError(f"executor must be one of {names}, a RayCluster or an Executor: got {self.executor!r}.")
         workers = self.num_workers if self.pool is None else None
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
@@ -159,13 +161,6 @@ class Execution:
                 f"{type(self.pool).__name__}.{hint}"
             )
 
-    def _check_cluster(self, cluster: RayCluster) -> None:
-        """Raise for options that say where else workers should come from."""
-        cluster.require()
-        for name in ("pool", "mp_start_method", "max_tasks_per_child", "max_memory"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name}= is about processes of this machine, and executor= names a Ray cluster.")
-
     @property
     def is_foreign(self) -> bool:
         """Whether the processes of another library's pool do the work."""
@@ -174,12 +169,12 @@ class Execution:
     @property
     def owns_workers(self) -> bool:
         """Whether this program starts and ends the workers itself, here: one that is given up is no more."""
-        return not self.is_foreign and not isinstance(self.executor, (RayCluster, Executor))
+        return not self.is_foreign and not isinstance(self.executor, Executor)
 
     @property
     def in_processes(self) -> bool:
         """Whether the workers are other processes, which do not see the memory of this one as it is."""
-        return self.executor == "process" or isinstance(self.executor, (RayCluster, Executor))
+        return self.executor == "process" or isinstance(self.executor, Executor)
 
     @property
     def workers(self) -> int:
@@ -189,10 +184,8 @@ class Execution:
         if isinstance(self.pool, WorkerPool):
             return self.pool.num_workers
         if isinstance(self.executor, Executor):
-            return self.executor.size
-        if self.num_workers:
-            return self.num_workers
-        return self.executor.slots() if isinstance(self.executor, RayCluster) else usable_cores()
+            return self.executor.workers(self.num_workers)
+        return self.num_workers or usable_cores()
 
     def light(self, nbytes: int) -> Execution:
         """This one; or the caller alone, where so many bytes are less work than a job costs."""
@@ -242,15 +235,12 @@ class Execution:
 
     def _start(self, job: Job) -> Workers:
         if isinstance(self.executor, Executor):
-            return self.executor.start(job)
-        if self.executor == "serial" or (self.in_processes and _is_nested()):
+            return self.executor.begin(job, self)
+        if self.executor == "serial" or (self.in_processes and self.is_nested()):
             return SerialWorkers(job)
         if self.is_foreign:
             return ForeignWorkers(job, self.pool)
         wanted = min(self.workers, job.plan.num_chunks)
-        if isinstance(self.executor, RayCluster):
-            borrowed = borrow_ray_pool(self.executor, self.workers, self.worker_threads)
-            return RayWorkers(job, borrowed, wanted, self.tuning)
         if self.executor == "process":
             return ProcessWorkers(job, self._borrow(wanted), wanted, self.tuning)
         if job.policy.seed is not None:
@@ -258,6 +248,18 @@ class Execution:
             # iteration does, and neither would draw the numbers that it draws alone.
             return SerialWorkers(job)
         return ThreadWorkers(job, wanted, self.worker_threads, self.tuning.leave_seconds)
+
+    @staticmethod
+    def is_nested() -> bool:
+        """Whether this is a worker already, of this library or a daemon of another pool; warns if so."""
+        if worker_module.in_worker:
+            why = "inside a worker process runs serially: the outer map uses the cores already"
+        elif _is_daemon():
+            why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
+        else:
+            return False
+        warn_user(f'map {why}. Pass executor="serial" to silence this, or executor="thread".')
+        return True
 
     def _borrow(self, wanted: int) -> Borrowed:
         """A reserved pool for a job of so many workers, and what to call when the job is over."""
@@ -276,18 +278,6 @@ class Execution:
 
 class _Bar(ProgressBar):
     """The one of `pbar=True`."""
-
-
-def _is_nested() -> bool:
-    """Whether this is a worker already: of this library, or a daemon of another pool, which may not have children."""
-    if worker_module.in_worker:
-        why = "inside a worker process runs serially: the outer map uses the cores already"
-    elif _is_daemon():
-        why = "in a daemon process, such as a worker of a DataLoader, runs serially: it may not start processes"
-    else:
-        return False
-    warn_user(f'map {why}. Pass executor="serial" to silence this, or executor="thread".')
-    return True
 
 
 def _is_daemon() -> bool:

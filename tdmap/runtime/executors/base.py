@@ -12,7 +12,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from tdmap.runtime.wire.messages import Done, Failed, Message
 from tdmap.runtime.workers import control as at
 from tdmap.sink import Sink
 
+if TYPE_CHECKING:
+    from tdmap.execution import Execution
+
 
 class Executor(ABC):
     """Gives workers to jobs: `executor=` of an operation takes one.
@@ -40,6 +43,18 @@ class Executor(ABC):
     @abstractmethod
     def start(self, job: Job) -> Workers:
         """Workers for one job. They have the job by `Workers.open`, and join one by one."""
+
+    def check(self, execution: Execution) -> None:
+        """Raise ValueError for options about workers that contradict this executor."""
+        return None
+
+    def workers(self, wanted: int | None) -> int:
+        """How many workers a job with enough chunks gets, if `num_workers` is `wanted`."""
+        return self.size
+
+    def begin(self, job: Job, execution: Execution) -> Workers:
+        """As `start`, for an executor that needs the other options of the call."""
+        return self.start(job)
 
 
 class Seat(NamedTuple):

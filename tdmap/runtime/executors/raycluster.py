@@ -10,16 +10,24 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdmap.errors import WorkerStartError
+from tdmap.job import Job
+from tdmap.runtime.executors.base import Executor, Workers
+from tdmap.runtime.executors.raypool import borrow_ray_pool
+from tdmap.runtime.executors.rayworkers import RayWorkers
+from tdmap.runtime.executors.serial import SerialWorkers
+
+if TYPE_CHECKING:
+    from tdmap.execution import Execution
 
 TRANSPORTS = ("auto", "memory", "folder", "store")
 """How rows get to workers."""
 
 
 @dataclass(frozen=True)
-class RayCluster:
+class RayCluster(Executor):
     """Runs jobs on a Ray cluster: pass it as `executor=` to any operation. `executor="ray"` is `RayCluster()`.
 
     A worker is a Ray actor, which later jobs reuse until it has been idle for a minute. It gets the same chunks and
@@ -66,6 +74,24 @@ class RayCluster:
             raise ValueError("a worker must require a resource, such as num_cpus=0.5.")
         if self.transport not in TRANSPORTS:
             raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}: got {self.transport!r}.")
+
+    def check(self, execution: Execution) -> None:
+        self.require()
+        for name in ("pool", "mp_start_method", "max_tasks_per_child", "max_memory"):
+            if getattr(execution, name) is not None:
+                raise ValueError(f"{name}= is about processes of this machine, and executor= names a Ray cluster.")
+
+    def workers(self, wanted: int | None) -> int:
+        return wanted or self.slots()
+
+    def begin(self, job: Job, execution: Execution) -> Workers:
+        if execution.is_nested():
+            return SerialWorkers(job)
+        borrowed = borrow_ray_pool(self, execution.workers, execution.worker_threads)
+        return RayWorkers(job, borrowed, min(execution.workers, job.plan.num_chunks), execution.tuning)
+
+    def start(self, job: Job) -> Workers:
+        raise TypeError("a RayCluster starts workers for a call: pass it as executor=")
 
     @property
     def options(self) -> dict[str, Any]:

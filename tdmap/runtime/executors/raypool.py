@@ -22,16 +22,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdmap.errors import WorkerStartError
 from tdmap.runtime.executors.probes import Probes
-from tdmap.runtime.executors.raycluster import RayCluster
 from tdmap.runtime.executors.slot import Slot, WorkerPlace
 from tdmap.runtime.workers import control as at
 from tdmap.runtime.workers.launch import Process, pidfd_of
 from tdmap.runtime.workers.pool import PoolMember, WorkerPool
 from tdmap.tuning import current
+
+if TYPE_CHECKING:
+    from tdmap.runtime.executors.raycluster import RayCluster
 
 PROBE_SECONDS = 60.0
 """A worker that has nothing else to do must look at a folder within so long."""
