@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import multiprocessing
 import os
 import sys
@@ -15,6 +14,7 @@ from tdmap.arguments import require_integer
 from tdmap.data.sizes import row_bytes_of
 from tdmap.diagnostics.profiler import OperationProfile
 from tdmap.diagnostics.progress import ProgressBar
+from tdmap.edges import edge
 from tdmap.events import Callback, CallbackList, watching
 from tdmap.frames import warn_user
 from tdmap.job import Job
@@ -34,10 +34,7 @@ from tdmap.tuning import Tuning, current
 
 T = TypeVar("T")
 
-EXECUTORS = ("process", "thread", "serial")
-
-EDGES = {"ray": "tdmap.runtime.executors.raycluster:RayCluster"}
-"""Names of executors that are imported when they are asked for."""
+EXECUTORS = ("process", "thread", "serial", "ray")
 
 STARTS = ("num_workers", "executor", "mp_start_method", "worker_threads", "max_tasks_per_child", "max_memory")
 """Options that say which workers to start: `pool=` has its own."""
@@ -119,13 +116,12 @@ class Execution:
         if self.pool is None and self.num_workers == 0 and not isinstance(self.num_workers, bool):
             object.__setattr__(self, "num_workers", None)
             object.__setattr__(self, "executor", "serial")
-        if isinstance(self.executor, str) and self.executor in EDGES:
-            module, _, name = EDGES[self.executor].partition(":")
-            object.__setattr__(self, "executor", getattr(importlib.import_module(module), name)())
+        if self.executor == "ray":
+            object.__setattr__(self, "executor", edge("executor of ray")())
         if isinstance(self.executor, Executor):
             self.executor.check(self)
         elif self.executor not in EXECUTORS:
-            names = ", ".join((*EXECUTORS, *EDGES))
+            names = ", ".join(EXECUTORS)
             raise ValueError(f"executor must be one of {names}, a RayCluster or an Executor: got {self.executor!r}.")
         workers = self.num_workers if self.pool is None else None
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):

@@ -19,10 +19,7 @@ from typing import Any
 from tdmap.diagnostics.meter import Meter, starved_for
 from tdmap.diagnostics.model import Verdict, judge
 from tdmap.diagnostics.profile import JobProfile
-from tdmap.diagnostics.reports.notebook import render_html
-from tdmap.diagnostics.reports.pictures import draw_profile
-from tdmap.diagnostics.reports.tables import comparison, summary
-from tdmap.diagnostics.reports.trace import write_trace
+from tdmap.edges import edge
 from tdmap.events import (
     Callback,
     ChunkRetried,
@@ -172,7 +169,7 @@ class Profiler(Callback):
         Args:
             width: columns. Default: those of the terminal.
         """
-        return summary(self.seen, self.verdict, width)
+        return str(edge("profile as a table")(self.seen, self.verdict, width))
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, as numbers, texts, lists and dicts: times in seconds, sizes in bytes."""
@@ -189,7 +186,7 @@ class Profiler(Callback):
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the leases of each worker as a trace, for ui.perfetto.dev or chrome://tracing: one track a worker."""
-        write_trace(self.seen, Path(path))
+        edge("profile as a trace")(self.seen, Path(path))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw timeline, throughput and memory, as a `.png`, `.svg` or `.pdf`.
@@ -198,7 +195,7 @@ class Profiler(Callback):
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: nothing was run.
         """
-        draw_profile(self.seen, self.verdict, Path(path))
+        edge("profile as a picture")(self.seen, self.verdict, Path(path))
 
     def compare(self, other: Profiler, width: int | None = None) -> str:
         """A table of this profile beside another one, for example before and after a change.
@@ -207,10 +204,10 @@ class Profiler(Callback):
             other: the other profile. Its figures come first; ratios are this profile over the other.
             width: columns. Default: those of the terminal.
         """
-        return comparison(other.seen, self.seen, other.verdict, self.verdict, width)
+        return str(edge("profiles compared")(other.seen, self.seen, other.verdict, self.verdict, width))
 
     def _repr_html_(self) -> str:
-        return render_html(self.seen, self.verdict)
+        return str(edge("profile as HTML")(self.seen, self.verdict))
 
     def __repr__(self) -> str:
         return f"<Profiler of {len(self.jobs)} jobs: {self.verdict}>"
