@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from numbers import Number
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,7 +28,8 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import DefaultDevice, caller_device
 from tensordict_lite import Ragged, TensorDict
-from tensordict_lite.building.arrays import require_unmasked
+from tensordict_lite.base import TensorCollection
+from tensordict_lite.building.arrays import column_of, require_unmasked
 
 if TYPE_CHECKING:
     from typing import Self
@@ -402,9 +403,6 @@ def _is_transform(fn: object) -> bool:
 
 # -- what it is called with, and what it returns ------------------------------------------------------------
 
-ANY = ()
-"""A chunk that says nothing about the rows of a result."""
-
 
 def adapted(
     fn: Callable[..., Any],
@@ -501,7 +499,7 @@ class Returning(Around):
         self.__qualname__ = function_name(fn)
 
     def __call__(self, chunk: Data, *start: int) -> Any:
-        rows = plain_rows(self.fn(chunk, *start), None if self.single else chunk, self.dim)
+        rows = plain_rows(self.fn(chunk, *start), chunk, "one" if self.single else "same", self.dim)
         return with_ragged_rows(rows, self.forms) if self.forms else rows
 
 
@@ -509,55 +507,146 @@ _AS_THEY_ARE = (Numbered, ModuleFunction, OnPictures)
 """What gives back whatever the user's function has returned."""
 
 
-def plain_rows(result: object, chunk: Data, dim: int = 0) -> Any:
+def plain_rows(result: object, chunk: Data, rows: str = "same", dim: int = 0) -> Any:
     """What a function has returned; a dict of columns as a TensorDict, an array as a tensor.
+
+    Dates and times stay what they are: an entry has the type in `chunk.arrow_types` of the entry of the same name and
+    dtype, or of the one whose memory it shares. A TensorDict with types of its own and the chunk itself are unchanged.
 
     Args:
         result: anything.
-        chunk: what the function was called with: says how many rows a dict has that says nothing. None: one row.
-            `ANY`: it may have any number of rows.
+        chunk: what the function was called with; None: unknown.
+        rows: of a dict. "same": as many as a column says, or as many as the chunk has. "any": as many as a column says.
+            "one": a single row. "group": as many as a column says, or a single row.
         dim: where its rows lie.
 
     Raises:
-        OutputMismatch: the columns of a dict differ in length.
+        OutputMismatch: the columns of a dict differ in length, or none of them says how many rows there are.
     """
-    if not isinstance(result, (dict, np.ndarray)):
-        return result
     if isinstance(result, np.ndarray):
         require_unmasked(result, "the array that the function returned")
-        return torch.from_numpy(np.require(_native(result), requirements=["C", "W"]))
-    result = {name: _column(name, value, chunk is not None) for name, value in result.items()}
+        return torch.from_numpy(np.require(_native("the array", result), requirements=["C", "W"]))
+    if isinstance(result, dict):
+        columns = _columns(result, rows != "one")
+        size = [] if rows == "one" else _rows_of(columns, dim)
+        if size is None and rows == "group":
+            columns, size = _columns(result, False), []
+        if size is None and rows == "any" and columns:
+            kinds = ", ".join(f"{name!r} is a {type(value).__name__}" for name, value in columns.items())
+            raise OutputMismatch(
+                f"the function returned a dict without a column of rows ({kinds}), so the number of its rows is "
+                "unknown. Return a tensor, an array or a list with one value per row for at least one entry."
+            )
+        if size is None:
+            size = list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]
+        result = _collection(columns, size)
+    elif type(result) is not TensorDict or result is chunk or result._types is not None:
+        return result
+    if times := getattr(chunk, "arrow_types", None):
+        _keep_times(result, chunk, times)
+    return result
+
+
+def _keep_times(result: TensorDict, chunk: Data, times: Mapping[Any, str]) -> None:
+    columns = [(chunk.get(key), name) for key, name in times.items()]
+    found = result.arrow_types
+    for key, leaf in result.items(True, True):
+        if isinstance(leaf, Tensor) and key not in found:
+            same = chunk.get(key).dtype is leaf.dtype if key in times else None
+            name = times[key] if same else next((name for column, name in columns if _lies_in(leaf, column)), None)
+            if name is not None:
+                found[key] = name
+    if found:
+        result.arrow_types = found
+
+
+def _lies_in(part: Tensor, column: Tensor) -> bool:
+    """Whether a tensor is a view of a column, which is contiguous."""
+    if part.dtype is not column.dtype or part.device != column.device or not column.is_contiguous():
+        return False
+    offset = _address(part) - _address(column)
+    return 0 <= offset < column.nbytes or (offset == column.nbytes and not part.numel())
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor begins; `data_ptr` of one without elements is 0."""
+    return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.itemsize
+
+
+def _collection(columns: dict[str, Any], size: list[int]) -> TensorDict:
     try:
-        return TensorDict(result, [] if chunk is None else _batch_size_of(result, chunk, dim))
+        return TensorDict(columns, size)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise OutputMismatch(
-            f"the function returned a dict ({', '.join(map(repr, result))}), whose columns differ in length: {error}"
-        ) from error
+        wrong = "whose columns differ in length" if isinstance(error, RuntimeError) else "which cannot become rows"
+        names = ", ".join(map(repr, columns))
+        raise OutputMismatch(f"the function returned a dict ({names}), {wrong}: {error}") from error
 
 
-def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array in the byte order of this machine, the only one that torch has."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+def _rows_of(columns: dict[str, Any], dim: int) -> list[int] | None:
+    """The batch size that the first column with rows has; None: there is no such column."""
+    for value in columns.values():
+        if isinstance(value, dict):
+            if (found := _rows_of(value, dim)) is not None:
+                return found
+        elif isinstance(value, list):
+            if not dim:
+                return [len(value)]
+        elif hasattr(value, "shape") and len(value.shape) > dim:
+            return list(value.shape[: dim + 1])
+    return None
 
 
-def _column(name: object, value: object, has_rows: bool) -> Any:
-    """A column of a dict as a TensorDict takes it: arrays that may be written to, bytes as ragged rows.
+def _columns(result: dict[Any, Any], has_rows: bool) -> dict[Any, Any]:
+    """The columns of a dict as a TensorDict takes them.
+
+    With `has_rows`, what has several values in order is a column with one value per row: arrays of every library,
+    sequences (but text and bytes), views of dicts, and iterators.
 
     Raises:
         OutputMismatch: None is among numbers or bytes, which have no value for it; names the column and the row.
     """
-    if isinstance(value, list) and has_rows:
-        return _listed(name, value)
+    return {name: _column(name, value, has_rows) for name, value in result.items()}
+
+
+def _column(name: object, value: Any, has_rows: bool) -> Any:
+    if type(value) is Tensor and not value.is_nested:  # by far the most
+        return value
+    if isinstance(value, dict):
+        return _columns(value, has_rows)
+    if has_rows:
+        if isinstance(value, Tensor) and value.is_nested:
+            return Ragged.from_nested(value)
+        if isinstance(value, memoryview):
+            value = np.asarray(value)
+        elif isinstance(value, _ORDERED) and not isinstance(value, _SINGLE) and not hasattr(value, "_fields"):
+            return _listed(name, list(value))
+        elif not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+            size = torch.Size([len(value) if getattr(value, "ndim", 1) and hasattr(value, "__len__") else -1])
+            found = column_of(value, size)
+            return value if found is None else found
     if not isinstance(value, np.ndarray):
         return value
-    value = _native(value)
+    value = _native(f"the column {name!r}", value)
     return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
 
 
-_WITHOUT_NONE: tuple[tuple[str, type], ...] = (("numbers", Number), ("bytes", bytes))
+_ORDERED: tuple[type[Any], ...] = (Sequence, MappingView, Iterator)
+_SINGLE = (str, bytes, bytearray, TensorCollection)
+"""One value, which all rows have where other columns say how many they are."""
+
+
+def _native(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array in the byte order of this machine, the only one that torch has."""
+    if array.dtype.char in "gG":
+        raise OutputMismatch(f"{what} that the function returned is {array.dtype}, which torch lacks: use .astype().")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+_WITHOUT_NONE: tuple[tuple[str, tuple[type, ...]], ...] = (("numbers", (Number, np.bool_)), ("bytes", (bytes,)))
 
 
 def _listed(name: object, rows: list[Any]) -> Any:
+    """A list with one value per row: NumPy's numbers as an array, bytes and arrays as ragged rows."""
     kinds = set(map(type, rows))
     found = kinds - {type(None)}
     what = next((what for what, known in _WITHOUT_NONE if found and all(issubclass(k, known) for k in found)), None)
@@ -568,27 +657,11 @@ def _listed(name: object, rows: list[Any]) -> Any:
             f"the function returned {name!r} with None among {what}, in row {row} of {len(rows)}: {what} "
             f"cannot be None. Return {blank} for such rows, and False in a bool column {f'{name}.valid'!r}."
         )
+    if what == "numbers" and any(issubclass(kind, np.generic) for kind in kinds):
+        array = np.asarray(rows)
+        exact = array.dtype.kind != "f" or any(issubclass(kind, (float, np.floating)) for kind in kinds)
+        return array if array.dtype.kind in "biufc" and exact else rows
+    if kinds == {np.ndarray} or (kinds == {Tensor} and len({row.shape for row in rows}) > 1):
+        with contextlib.suppress(TypeError, ValueError):  # rows of several dtypes, or without a first dimension
+            return Ragged.from_list(rows)
     return Ragged.from_list(rows) if what == "bytes" else rows
-
-
-def plain_group(result: object) -> Any:
-    """What a function has returned that may return one row or many: a dict without any column of rows is one."""
-    single = isinstance(result, dict) and _rows_of(result, 0) is None
-    return plain_rows(result, None if single else ANY)
-
-
-def _batch_size_of(result: dict[str, Any], chunk: Data, dim: int) -> list[int]:
-    found = _rows_of(result, dim)
-    return found if found is not None else list(chunk.shape[: dim + 1]) if is_data(chunk) else [0]
-
-
-def _rows_of(result: dict[str, Any], dim: int) -> list[int] | None:
-    """The batch size that the first column with rows has; None: there is no such column."""
-    for value in result.values():
-        if hasattr(value, "shape") and len(value.shape) > dim:
-            return list(value.shape[: dim + 1])
-        if isinstance(value, list) and not dim:
-            return [len(value)]
-        if isinstance(value, dict) and (found := _rows_of(value, dim)) is not None:
-            return found
-    return None

@@ -204,6 +204,8 @@ def plain(tensor: Tensor, path: KeyPath = ()) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "ragged" if tensor.is_nested else f"of layout {tensor.layout}"
         raise OutputMismatch(f"{key_name(path)} is {kind}, and only strided tensors can be written row by row.")
+    if tensor.is_meta:
+        raise OutputMismatch(f"{key_name(path)} is on the meta device and has no values: return a tensor with values.")
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     if tensor.requires_grad:

@@ -18,7 +18,7 @@ from tdmap.data.kinds import Data, concatenated, entries_of, is_data, is_dense, 
 from tdmap.data.objects import Forms, as_chunk, forms_of, with_ragged_rows
 from tdmap.data.schema import Schema, take_apart
 from tdmap.errors import add_note
-from tdmap.functions import plain_group
+from tdmap.functions import plain_rows
 from tdmap.job import function_name
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.order import Words, group_starts, is_sorted, stable_order, take
@@ -90,7 +90,7 @@ class MapPartition:
         for group, rows in enumerate(self._groups(columns, starts, stops)):
             forms = forms_of(rows) if forms is None else forms
             try:
-                result = plain_group(self.fn(rows))
+                result = plain_rows(self.fn(rows), rows, "group")
                 if result is None:
                     continue
                 if is_data(result) and not len(result.shape):

@@ -63,7 +63,7 @@ def flat_map(
 
 def _schema_of_no_rows(data: Data, fn: Callable[..., Any], plan: ChunkPlan) -> Schema | None:
     def first(rows: Data) -> Data | None:
-        return next(each_result(Wrapped(fn).call(rows, 0)), None)
+        return next(each_result(Wrapped(fn).call(rows, 0), rows), None)
 
     rows = result_of_no_rows(first, data, plan)
     return None if rows is None else take_apart(rows[:0]).schema

@@ -29,7 +29,7 @@ from tdmap.data.schema import Parts, Schema, take_apart
 from tdmap.data.sizes import result_bytes
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
-from tdmap.functions import ANY, plain_rows
+from tdmap.functions import plain_rows
 from tdmap.job import Job, Wrapped
 from tdmap.memory.hidden import open_file
 from tdmap.memory.rowfiles import RowFiles
@@ -124,7 +124,7 @@ class SpillRows(Wrapped):
     def __call__(self, chunk: Data, start: int = 0) -> tuple[SpilledRows, ...]:
         sent = self._sent.setdefault(threading.get_ident(), set())
         known = set(sent)
-        pieces = tuple(self._spill(rows, known) for rows in each_result(self.call(chunk, start)))
+        pieces = tuple(self._spill(rows, known) for rows in each_result(self.call(chunk, start), chunk))
         sent |= known
         return pieces
 
@@ -169,7 +169,7 @@ class WriteRows(SpillRows):
         pieces: list[SpilledRows] = []
         row = first
         files = self.places.descriptors
-        for rows in each_result(self.call(chunk, start)):
+        for rows in each_result(self.call(chunk, start), chunk):
             parts = take_apart(rows)
             if parts.schema.digest != self.schema.digest:
                 raise not_alike(self.schema.difference(parts.schema))
@@ -185,17 +185,15 @@ class WriteRows(SpillRows):
         return tuple(pieces)
 
 
-def each_result(result: object) -> Iterator[Data]:
+def each_result(result: object, chunk: Data) -> Iterator[Data]:
     """The datasets that a function has returned: one, none, or those of an iterable; dicts of columns are datasets."""
     if result is None:
         return
-    if is_data(result):
-        yield result
-    elif isinstance(result, (dict, np.ndarray)):
-        yield plain_rows(result, ANY)
+    if is_data(result) or isinstance(result, (dict, np.ndarray)):
+        yield plain_rows(result, chunk, "any")
     elif isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         for part in result:
-            yield from each_result(part)
+            yield from each_result(part, chunk)
     else:
         raise OutputMismatch(
             "the function must return a tensor or a collection with rows in dimension 0, a dict of columns, "

@@ -13,7 +13,7 @@ from tdmap.data.kinds import Data, is_data
 from tdmap.data.schema import Schema, join_pieces
 from tdmap.data.writer import RowWriter
 from tdmap.errors import OutputMismatch
-from tdmap.functions import ANY, plain_rows
+from tdmap.functions import plain_rows
 from tdmap.job import Job
 from tdmap.ops.reduce import FoldChunk
 from tdmap.output.append import append_rows, append_stream, each_result
@@ -83,7 +83,7 @@ def as_rows(value: Any, start: int = 0) -> Data:
     Raises:
         TypeError: it is something else, which a function of batches may return.
     """
-    value = plain_rows(value, ANY)
+    value = plain_rows(value, None, "any")
     if not is_data(value) or not value.shape:
         raise TypeError(
             f"batches must be tensors or collections: got a {type(value).__name__}. Iterate such a pipeline, "
@@ -143,7 +143,7 @@ def dry_run(plan: Plan, rows: int) -> Any:
 def _dry_stages(stages: tuple[Stage, ...], value: Any) -> Any:
     for stage, batched in with_batches(stages):
         if isinstance(stage, FlatMap):
-            value = next(each_result(stage.fn(value)))
+            value = next(each_result(stage.fn(value), value))
         elif isinstance(stage, ROW_WISE):
             value = apply_stage(stage, value, batched)
     return value

@@ -219,7 +219,7 @@ def _mapped(stage: Map, value: Data) -> Data:
 def _map_rows(stage: MapRows, value: Data) -> Data:
     _count(stage, value)
     fresh, forms = FreshResults(), forms_of(value)
-    results = [fresh(with_ragged_rows(plain_rows(stage.fn(row), None), forms)) for row in value.unbind(0)]
+    results = [fresh(with_ragged_rows(plain_rows(stage.fn(row), row, "one"), forms)) for row in value.unbind(0)]
     for result in results:
         if not is_data(result):
             raise TypeError(
@@ -253,5 +253,5 @@ def _kept(stage: Filter, value: Data, batched: bool) -> Data:
 
 def _flat_mapped(stage: FlatMap, value: Data) -> Any:
     fresh = FreshResults()
-    parts = [fresh(part) for part in each_result(plain_rows(stage.fn(value), value)) if _count(stage, part)]
+    parts = [fresh(part) for part in each_result(stage.fn(value), value) if _count(stage, part)]
     return join_pieces(parts) if parts else NOTHING

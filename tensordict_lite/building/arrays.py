@@ -77,7 +77,7 @@ def _array_of(item: Any, rows: int) -> np.ndarray | None:
         values = item.tolist()
     else:
         return None
-    if values and all(type(value) in (bool, int, float) for value in values) and _is_numeric(item):
+    if all(type(value) in (bool, int, float) for value in values) and _is_numeric(item):
         return np.asarray(item)
     array = np.empty(len(values), dtype=object)
     for number, value in enumerate(values):

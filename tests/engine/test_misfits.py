@@ -137,7 +137,7 @@ CASES = {
         lambda d, p: None, lambda c: {"y": torch.eye(len(c)).to_sparse()},
         "^row.*: 'y' is .*layout torch.sparse_coo, .* or use map_iter",
     ),
-    "nested": (folder, lambda c: {"y": jagged(c)}, "^row.*'y' is nested on cpu"),
+    "nested": (folder, lambda c: TensorDict({"y": jagged(c)}, [len(c)]), "^row.*'y' is nested on cpu"),
 }  # fmt: skip
 """Where results go, the function, what the error says, and options of the call."""
 

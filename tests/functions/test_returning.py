@@ -1,6 +1,8 @@
 """Whatever may be called, and wherever: dicts of columns and arrays are rows."""
 
+import array
 import asyncio
+import collections
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.datasets import write
 from tdmap.errors import OutputMismatch
 from tdmap.functions import adapted, as_function, modules_of, moved
 from tdmap.plan import make_plan
@@ -87,8 +90,122 @@ def test_a_dict_of_numbers_is_one_row_of_a_group() -> None:
 def test_dicts_that_are_no_rows_are_told() -> None:
     with pytest.raises(OutputMismatch, match=r"a dict \('y', 'z'\), whose columns differ in length"):
         tdmap.flat_map(DATA, lambda chunk: {"y": chunk["x"], "z": chunk["x"][:1]}, num_workers=0, chunksize=4)
-    with pytest.raises(OutputMismatch, match=r"whose columns differ in length"):
-        tdmap.flat_map(DATA, lambda chunk: {"y": chunk["x"].sum()}, num_workers=0)
+    for name in ("flat_map", "flat_map of a generator", "pipeline.flat_map"):
+        for value, kind in ((torch.tensor(1), "Tensor"), ("one text", "str"), (b"bytes", "bytes"), ({1, 2}, "set")):
+            with pytest.raises(OutputMismatch, match=rf"a dict without a column of rows \('y' is a {kind}\)"):
+                OPERATIONS[name](lambda chunk, value=value: {"y": value}, Path())
+    with pytest.raises(OutputMismatch, match="the column 'y' .* which torch lacks"):
+        tdmap.map(DATA, lambda chunk: {"y": np.arange(len(chunk), dtype=np.longdouble)}, num_workers=0)
+    with pytest.raises(OutputMismatch, match="'y' is on the meta device and has no values"):
+        tdmap.flat_map(DATA, lambda chunk: {"y": torch.zeros(len(chunk), device="meta")}, num_workers=0)
+
+
+COLUMNS: dict[str, Callable[[list[int]], Any]] = {
+    "list": lambda x: [str(v) for v in x],
+    "tuple": lambda x: tuple(str(v) for v in x),
+    "tuple of numbers": lambda x: tuple(x),
+    "tuple of tensors": lambda x: tuple(map(torch.tensor, x)),
+    "range": lambda x: range(x[0], x[0] + len(x)),
+    "deque": lambda x: collections.deque(str(v) for v in x),
+    "UserList": lambda x: collections.UserList(x),
+    "array": lambda x: array.array("q", x),
+    "memoryview": lambda x: memoryview(array.array("q", x)),
+    "keys": lambda x: dict.fromkeys(map(str, x)).keys(),
+    "values": lambda x: dict(enumerate(x)).values(),
+    "iterator": lambda x: map(str, x),
+    "numpy texts": lambda x: np.array([str(v) for v in x]),
+    "numpy objects": lambda x: np.array([str(v) for v in x], dtype=object),
+    "numpy scalars": lambda x: [np.float32(v) for v in x],
+    "numpy scalars and numbers": lambda x: [np.int64(v) if v % 2 else v for v in x],
+    "numpy bools": lambda x: [np.bool_(v % 2) for v in x],
+    "arrays of many lengths": lambda x: [np.arange(v) for v in x],
+    "nested tensor": lambda x: torch.nested.nested_tensor([torch.arange(float(v)) for v in x]),
+    "Series": lambda x: __import__("pandas").Series([str(v) for v in x]),
+    "Series of numbers": lambda x: __import__("pandas").Series(x),
+    "Polars": lambda x: __import__("polars").Series([str(v) for v in x]),
+    "Arrow": lambda x: __import__("pyarrow").array([str(v) for v in x]),
+    "Arrow numbers": lambda x: __import__("pyarrow").array(x),
+    "Arrow chunks": lambda x: __import__("pyarrow").chunked_array([[str(v) for v in x]]),
+}
+
+
+def plain(value: Any) -> Any:
+    """A row in plain Python."""
+    for name in ("as_py", "tolist"):
+        value = getattr(value, name, lambda value=value: value)()
+    return value
+
+
+@pytest.mark.parametrize("form", COLUMNS)
+def test_columns_of_all_forms_are_as_many_rows_everywhere(form: str, tmp_path: Path) -> None:
+    make = COLUMNS[form]
+    for module in ("pandas", "polars", "pyarrow"):
+        if module in make.__code__.co_consts:
+            pytest.importorskip(module)
+
+    def fn(chunk: Any) -> dict[str, Any]:
+        return {"y": make(chunk["x"].tolist()), "deep": {"z": make(chunk["x"].tolist())}}
+
+    def rows_of(column: Any) -> list[Any]:
+        return [plain(row) for row in column.tolist()]
+
+    for name, call in OPERATIONS.items():
+        if name not in ("map row by row", "pipeline.map_rows", "map by workers"):
+            found = call(fn, tmp_path / name)
+            parts = (
+                [DATA["x"][DATA["k"] == k].tolist() for k in range(3)] if name == "map_groups" else [DATA["x"].tolist()]
+            )
+            wanted = [plain(row) for part in parts for row in make(part)]
+            assert rows_of(found["y"]) == rows_of(found["deep", "z"]) == wanted, name
+
+
+def test_columns_of_different_lengths_are_refused_whatever_their_form() -> None:
+    for form in ("list", "deque", "numpy objects", "Series", "Arrow"):
+        with pytest.raises(OutputMismatch, match="columns differ in length"):
+            OPERATIONS["map_groups"](lambda rows, make=COLUMNS[form]: {"x": rows["x"], "y": make([1])}, Path())
+
+
+TIMES = DATA.clone().set("time", torch.arange(ROWS) * 1_000_000)
+TIMES.arrow_types = {"time": "timestamp[us]"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_times_that_a_function_passes_on_keep_their_type(workers: int, tmp_path: Path) -> None:
+    """Under their own name, or as a view under another one; other columns are numbers."""
+
+    def fn(rows: Any) -> Any:
+        time = rows["time"]
+        return {"time": time.clone(), "first": time[:1].expand(len(time)), "numpy": time.numpy(), "x": rows["x"]}
+
+    def one(rows: Any) -> Any:
+        return {"day": rows["time"][0], "n": rows["x"].sum()}
+
+    wanted = dict.fromkeys(("time", "first", "numpy"), "timestamp[us]")
+    options: Any = {"num_workers": workers}
+    found = {
+        "map": tdmap.map(TIMES, fn, **options),
+        "TensorDict": tdmap.map(TIMES, lambda rows: TensorDict(fn(rows), rows.batch_size), **options),
+        "folder": tdmap.map(TIMES, fn, out=tmp_path / "map", **options),
+        "flat_map": tdmap.flat_map(TIMES, fn, **options),
+        "generator": tdmap.flat_map(TIMES, lambda rows: iter([fn(rows), fn(rows)]), **options),
+        "map_groups": tdmap.group_by(TIMES, "k").map_groups(fn, **options),
+        "pipeline.map": TIMES.pipeline().map(fn).collect(**options),
+        "pipeline.flat_map": TIMES.pipeline().flat_map(fn).collect(**options),
+    }
+    for name, result in found.items():
+        assert result.arrow_types == wanted, name
+    rows = {
+        "map": tdmap.map(TIMES, lambda row: {"day": row["time"], "n": row["x"]}, chunksize=0, **options),
+        "map_rows": TIMES.pipeline().map_rows(lambda row: {"day": row["time"], "n": row["x"]}).collect(**options),
+        "map_groups": tdmap.group_by(TIMES, "k").map_groups(one, **options),
+    }
+    for name, result in rows.items():
+        assert result.arrow_types == {"day": "timestamp[us]"}, name
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write(rows["map_groups"], tmp_path / "x.parquet")
+    assert [str(field.type) for field in parquet.read_schema(tmp_path / "x.parquet")] == ["timestamp[us]", "int64"]
+    for other in (lambda rows: {"time": rows["time"].int()}, lambda rows: {"t": rows["time"] + 1}):
+        assert tdmap.map(TIMES, other, **options).arrow_types == {}
 
 
 def test_a_module_that_returns_dicts_is_still_one() -> None:
