@@ -515,3 +515,58 @@ def test_annotations_that_cannot_be_evaluated_are_left_out(real, monkeypatch):
     found = pickle.loads(byvalue.dumps(fn))
     assert (found(5), found.note, found.__qualname__, found.__annotations__) == (13, "kept", "fn", {})
     assert tdmap.map(torch.arange(3), fn, num_workers=1).tolist() == [3, 5, 7]
+
+
+CACHED = """
+import functools, os, torch, tdmap
+
+log, scale = "loads", 2
+
+@functools.cache
+def model():
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return scale
+
+@functools.lru_cache(maxsize=None)
+def fact(n):
+    return 1 if n < 2 else n * fact(n - 1)
+
+def scaled(rows):
+    return rows * model() * fact(3)
+
+def results(fn=scaled, calls=3):
+    found = {tuple(tdmap.map(torch.arange(4), fn, num_workers=2, chunksize=1).tolist()) for _ in range(calls)}
+    loads = open(log).read().split()
+    os.unlink(log)
+    assert len(loads) == len(set(loads)) <= 2, loads
+    return found
+
+assert results() == {(0, 12, 24, 36)}
+scale = 3  # what the function refers to has changed
+assert results() == {(0, 18, 36, 54)}
+
+def make(offset):
+    @functools.cache
+    def model():
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\\n")
+        return offset
+    return lambda rows: rows + model()
+
+for offset in (1, 2):
+    assert results(make(offset), calls=1) == {tuple(range(offset, offset + 4))}
+exec(compile('''
+@functools.cache
+def model():
+    open(log, "a").write(f"{os.getpid()}\\\\n")
+    return 5
+''', "cell", "exec"))
+assert results() == {(0, 30, 60, 90)}
+print("ok")
+"""
+
+
+def test_a_worker_keeps_the_cache_of_a_function_that_has_not_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path, CACHED, start=fork) == (0, "ok\n", "")

@@ -10,7 +10,8 @@ points:
   where the class was defined, and the class has what they left.
 - Functions that share a variable of an enclosing function share it in the worker. Names that only the body of a class
   reads go along with the function that holds the class.
-- Locks are new and open. Caches are empty.
+- Locks are new and open. A process keeps the cache of a cached function for messages that bring the same function: the
+  same code, and the same values of what it refers to.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import abc
 import dis
 import enum
 import functools
+import hashlib
 import inspect
 import io
 import os
@@ -35,6 +37,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
+
+DIGEST_BYTES = 16 << 20
+"""Caches of functions that refer to more than so much are not kept."""
 
 _HOOK = "__init_subclass__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, most often
@@ -102,6 +107,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if self._to_caller and value in _received:
                 return find_class, (_numbers[value], value.__qualname__)
             return _reduce_class(value)
+        if isinstance(value, functools._lru_cache_wrapper):
+            return self._reduce_cache(value)
         if isinstance(value, enum.Enum) and value._name_ in type(value).__members__ and not _has_name(type(value)):
             return _reduce_member(value)
         return NotImplemented
@@ -116,12 +123,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 slots["__globals__"][name] = fn.__globals__[name]
         return make, (code, space, *defaults, fn.__closure__), (attributes, slots), *rest
 
+    def _reduce_cache(self, cache: Any) -> Any:
+        if _has_name(cache):
+            return cache.__qualname__
+        made = (cache.__wrapped__, cache.cache_parameters())
+        return make_cache, (*made, None if self._to_caller else _digest_of(made))
+
     dispatch_table = ChainMap(
         {
             type(threading.Lock()): lambda lock: (threading.Lock, ()),
             type(threading.RLock()): lambda lock: (threading.RLock, ()),
             types.CellType: lambda cell: _reduce_cell(cell),
-            functools._lru_cache_wrapper: lambda cache: _reduce_cache(cache),
             weakref.ref: lambda reference: (make_reference, () if reference() is None else (reference(),)),
             weakref.WeakKeyDictionary: lambda pairs: (weakref.WeakKeyDictionary, (dict(pairs),)),
             weakref.WeakValueDictionary: lambda pairs: (weakref.WeakValueDictionary, (dict(pairs),)),
@@ -187,8 +199,28 @@ def _reduce_cell(cell: types.CellType) -> Any:
         return make_cell, ()
 
 
-def _reduce_cache(cache: Any) -> Any:
-    return cache.__qualname__ if _has_name(cache) else (make_cache, (cache.__wrapped__, cache.cache_parameters()))
+def _digest_of(value: object) -> bytes | None:
+    """The digest of what `dumps` gives; None where a part of it needs another pickler, or much is to be read for it."""
+    digest = _Digest()
+    try:
+        Pickler(digest, to_caller=True).dump(value)  # type: ignore[arg-type]
+    except Exception:
+        return None
+    return digest.hash.digest()
+
+
+class _Digest:
+    """A file that keeps the hash of what is written, if that is not much."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b()
+        self.left = DIGEST_BYTES
+
+    def write(self, data: Any) -> None:
+        self.left -= memoryview(data).nbytes
+        if self.left < 0:
+            raise ValueError("too many bytes")
+        self.hash.update(data)
 
 
 def _reduce_variable(variable: typing.ParamSpec) -> Any:
@@ -245,9 +277,19 @@ def make_reference(target: object = None) -> weakref.ref[Any]:
     return weakref.ref(set() if target is None else target)
 
 
-def make_cache(fn: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """A function with an empty cache."""
-    return functools.lru_cache(**parameters)(fn)
+_caches: dict[tuple[str, str], tuple[bytes, Any]] = {}
+"""The cached functions that were received, by module and name, each with its digest."""
+
+
+def make_cache(fn: Callable[..., Any], parameters: dict[str, Any], digest: bytes | None) -> Any:
+    """A function with an empty cache, or the one of that digest that is here."""
+    name = (fn.__module__, fn.__qualname__)
+    known, made = _caches.get(name, (None, None))
+    if digest is None or digest != known:
+        made = functools.lru_cache(**parameters)(fn)
+        if digest is not None:
+            _caches[name] = digest, made
+    return made
 
 
 def make_variable(number: str, kind: Callable[[str], Any], name: str) -> Any:
