@@ -1,5 +1,6 @@
 """Bad input is a clear error, and what was written stays."""
 
+import pickle
 import socket
 import threading
 
@@ -74,6 +75,48 @@ def test_a_function_that_cannot_be_serialised_names_the_object(data):
         assert isinstance(caught.value, TypeError)
     finally:
         connection.close()
+
+
+class LibraryError(Exception):
+    pass
+
+
+class Handle:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error("this handle cannot be pickled")
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError, pickle.PickleError, AssertionError, BufferError, EOFError, StopIteration, LibraryError]
+)
+def test_whatever_pickling_raises_names_the_object(data, error):
+    handle = Handle(error)
+    for fn in (lambda td, handle=handle: td, lambda td: handle and td):
+        with pytest.raises(tdmap.errors.SerializationError, match="'handle', a Handle, .*cannot be pickled"):
+            tdmap.map(data, fn, num_workers=2)
+    with pytest.raises(tdmap.errors.SerializationError, match="the data cannot be sent"):
+        tdmap.map(data.clone().set("y", [handle] * len(data)), lambda td: td, num_workers=2)
+    with pytest.raises(tdmap.errors.SerializationError, match="returned a Handle"):
+        list(tdmap.map_iter(data, lambda td: Handle(error), num_workers=2))
+
+
+def test_functions_of_torch_that_cannot_be_serialised_are_named(data):
+    scripted = torch.jit.script(doubled)
+    with pytest.raises(tdmap.errors.SerializationError, match="default of 'fn', a .*ScriptFunction"):
+        tdmap.map(data, lambda td, fn=scripted: fn(td["x"]), num_workers=2)
+    compiled = torch.compile(lambda td: td["x"], backend="eager")
+    for fn in (compiled, lambda td: compiled(td)):
+        with pytest.raises(
+            tdmap.errors.SerializationError, match="compiled by torch.compile. Compile it in the worker"
+        ):
+            tdmap.map(data, fn, num_workers=2)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 def test_an_attribute_that_cannot_be_serialised_is_named(data):

@@ -44,7 +44,7 @@ from tdmap.runtime.executors.windows import (
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Undo
 from tdmap.runtime.wire.messages import Done, Grant, Lost, Refused, Segment, Skipped
-from tdmap.runtime.wire.packing import UNPICKLABLE, unpack
+from tdmap.runtime.wire.packing import is_of_pickling, unpack
 from tdmap.runtime.wire.pickle_errors import explain_unpicklable
 from tdmap.runtime.wire.remote import PackedError, unpack_error
 from tdmap.runtime.workers import control as at
@@ -190,9 +190,9 @@ class _Travel:
         packer = TravelPacker()
         try:
             self.fn = packer.dumps(job.fn)
-        except TimeoutError:
-            raise
-        except UNPICKLABLE as error:
+        except Exception as error:
+            if not is_of_pickling(error):
+                raise
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         self.fn_files = packer.files
         self.source_files = files_of(data) if self.order is None else None

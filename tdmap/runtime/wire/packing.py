@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from tdmap.memory.shm import Arena, shared_region, write_bytes
+from tdmap.process_state import comes_from_handler, installed_handlers
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.lending import Loan, lend
 from tensordict_lite import MemoryMappedTensor
+from tensordict_lite.errors import DatasetError
 from tensordict_lite.gathering import bytes_of
 from tensordict_lite.memmap.disk.mapping import Region, SharedHandle, region_of
 
@@ -34,20 +36,6 @@ APART_BYTES = 256 << 10
 
 LARGE_BYTES = 8 << 20
 """Copies of so many bytes are mapped copy-on-write by their receivers; smaller ones are copied faster than mapped."""
-
-UNPICKLABLE = (
-    pickle.PicklingError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    ReferenceError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What pickling raises for an object that cannot be pickled. A timeout's alarm may come meanwhile: catch TimeoutError,
-which is an OSError, before."""
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter, MemoryMappedTensor)
 """Tensors that are nothing but their numbers, so that a tensor over the same memory may take their place."""
@@ -116,6 +104,12 @@ def as_parameter(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 
 # -- packing, in the driver ---------------------------------------------------------------------------
+
+
+def is_of_pickling(error: Exception) -> bool:
+    """Whether an exception says that an object cannot be pickled, and is not a user's alarm or a fault of a file."""
+    other = isinstance(error, (TimeoutError, MemoryError, DatasetError))
+    return not (other or comes_from_handler(error, installed_handlers()))
 
 
 class Packer:

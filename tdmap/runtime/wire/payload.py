@@ -18,11 +18,10 @@ from tdmap.plan import ChunkPlan
 from tdmap.runtime.chunkloop import ChunkLoop
 from tdmap.runtime.undo import Room, Undo
 from tdmap.runtime.wire.lending import Loan, take_back
-from tdmap.runtime.wire.packing import UNPICKLABLE, Packer, unpack
+from tdmap.runtime.wire.packing import Packer, is_of_pickling, unpack
 from tdmap.runtime.wire.pickle_errors import explain_unpicklable
 from tdmap.runtime.workers.control import Control
 from tdmap.runtime.workers.surroundings import Surroundings
-from tensordict_lite.errors import DatasetError
 
 
 class Payload(NamedTuple):
@@ -61,17 +60,17 @@ class JobPacker:
         """
         try:
             fn = self._fn_packer.dumps(job.fn)
-        except (TimeoutError, DatasetError):  # the latter of rows that it refers to
-            raise
-        except UNPICKLABLE as error:
+        except Exception as error:
+            if not is_of_pickling(error):
+                raise
             raise SerializationError(explain_unpicklable(job.fn, error)) from error
         try:
             source = self._source = self.packer.dumps((job.source.data, job.source.order))
             self._num_source = len(self.packer.staged)
             place = self.packer.dumps(writer)
-        except (OSError, DatasetError):
-            raise
-        except UNPICKLABLE as error:
+        except Exception as error:
+            if isinstance(error, OSError) or not is_of_pickling(error):
+                raise
             raise SerializationError(
                 f"the data cannot be sent to the workers: {type(error).__name__}: {error}"
             ) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Iterator
 
 from tdmap.job import function_name
-from tdmap.runtime.wire.packing import UNPICKLABLE, Packer
+from tdmap.runtime.wire.packing import Packer, is_of_pickling
 
 MAX_DEPTH = 4
 
@@ -20,9 +21,16 @@ def explain_unpicklable(fn: object, error: BaseException) -> str:
         ' Open or build it inside the function, keep it in a module that workers can import, or use executor="thread".'
     )
     reason = f"{type(error).__name__}: {error}"
+    if _is_compiled(value):
+        what = f"it refers to {path}, which was" if path else "it was"
+        return f"{head}{what} compiled by torch.compile. Compile it in the worker, on first use: see functools.cache."
     if not path:
         return f"{head}{reason}.{tail}"
     return f"{head}it refers to {path}, a {type(value).__qualname__}, which is not serialisable ({reason}).{tail}"
+
+
+def _is_compiled(value: object) -> bool:
+    return isinstance(value, types.FunctionType) and hasattr(value, "_torchdynamo_orig_callable")
 
 
 def find_unpicklable(value: object, path: str = "", depth: int = 0) -> tuple[str, object]:
@@ -38,9 +46,9 @@ def find_unpicklable(value: object, path: str = "", depth: int = 0) -> tuple[str
 def _packs(value: object) -> bool:
     try:
         Packer(private=True).dumps(value)
-    except TimeoutError:
-        raise
-    except UNPICKLABLE:
+    except Exception as error:
+        if not is_of_pickling(error):
+            raise
         return False
     return True
 
@@ -53,12 +61,17 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f".keywords[{key!r}]", part) for key, part in value.keywords.items())
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
+    elif _is_compiled(value):
+        return
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
             try:
                 yield f"{value.__name__}'s variable {name!r}", cell.cell_contents
             except ValueError:
                 continue  # not assigned yet
+        for name, parameter in inspect.signature(value).parameters.items():
+            if parameter.default is not parameter.empty:
+                yield f"{value.__name__}'s default of {name!r}", parameter.default
         for name in value.__code__.co_names:
             if name in value.__globals__:
                 yield f"{value.__name__}'s global {name!r}", value.__globals__[name]
