@@ -69,8 +69,9 @@ def say(message: str, *, lines: bool = False) -> None:
 
 
 def _print(text: str, colour: str) -> None:
-    shown = colour if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else None
-    typer.secho(f"tdmap: {text}", fg=shown, err=True)
+    with contextlib.suppress(OSError, ValueError):  # standard error is full or closed
+        shown = colour if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else None
+        typer.secho(f"tdmap: {text}", fg=shown, err=True)
 
 
 def _warned(message: Warning | str, *where: object, **how: object) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -33,6 +35,10 @@ def main() -> None:
     """Entry point of the ``tdmap`` command."""
     global _is_program
     _is_program = True
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # no other file takes the number of a closed stream
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
     app()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -48,6 +49,8 @@ class ProgressBar(Callback):
         self._scale = self._rows / max(event.num_rows, 1)
 
     def _begin(self, name: str) -> None:
+        if not _takes_text(self.options.get("file") or sys.stderr):
+            return
         from tqdm.auto import tqdm
 
         # tqdm's monitor is a thread, and a second thread is what makes forking workers unsafe.
@@ -102,6 +105,15 @@ class ProgressBar(Callback):
             self._bar.close()
             self._bar = None
             self._trouble = {}
+
+
+def _takes_text(stream: Any) -> bool:
+    """Whether a stream can be written to; standard error is None in a program without a console."""
+    try:
+        stream.write("")
+    except Exception:
+        return False
+    return True
 
 
 class StageBars(Callback):

@@ -108,6 +108,24 @@ def test_nothing_is_written_where_nobody_looks(capfd):
     assert capfd.readouterr().err == ""
 
 
+class Broken(io.StringIO):
+    def write(self, text):
+        raise RuntimeError("no console")
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "raises"])
+def test_without_standard_error_there_is_no_bar(stream, monkeypatch):
+    file = {"none": None, "closed": io.StringIO(), "raises": Broken()}[stream]
+    if stream == "closed":
+        file.close()
+    rows = TensorDict({"x": torch.arange(8)}, [8])
+    monkeypatch.setattr(sys, "stderr", file)
+    for pbar in [True] if file is None else [True, tdmap.types.ProgressBar(file=file)]:
+        options = {"num_workers": 0} | ({"pbar": True} if pbar is True else {"callbacks": [pbar]})
+        assert len(tdmap.map(rows, double, **options)) == len(rows.pipeline().map(double).collect(**options)) == 8
+        assert tdmap.sort(rows, "x", **options)["x"].tolist() == list(range(8))
+
+
 def test_the_bar_of_an_operation_that_fails_is_ended():
     text = io.StringIO()
     bar = tdmap.types.ProgressBar(file=text)
