@@ -562,7 +562,7 @@ def _keep_times(result: TensorDict, chunk: Data, times: Mapping[Any, str]) -> No
 
 def _lies_in(part: Tensor, column: Tensor) -> bool:
     """Whether a tensor is a view of a column, which is contiguous."""
-    if part.dtype is not column.dtype or part.device != column.device or not column.is_contiguous():
+    if part.dtype is not column.dtype or part.layout is not torch.strided or not column.is_contiguous():
         return False
     offset = _address(part) - _address(column)
     return 0 <= offset < column.nbytes or (offset == column.nbytes and not part.numel())

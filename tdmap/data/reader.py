@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from tdmap.data.entries import with_room, with_types
-from tdmap.data.kinds import Ahead, Data, Picks, Rows, is_dense, stored_entry, tensors_of, with_tensors
+from tdmap.data.kinds import (
+    Ahead,
+    Data,
+    Picks,
+    Rows,
+    has_members,
+    is_dense,
+    stored_entry,
+    tensors_of,
+    with_tensors,
+)
 from tdmap.data.sizes import row_bytes_of
 from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
@@ -99,20 +109,17 @@ class Reader:
         for first in range(begin, end, size):
             rows = self.order[first : first + size]
             index = rows[0].item() if plan.unbind else rows
-            yield self.data[(*(slice(None),) * plan.dim, index)]
+            yield from _own_trees((self.data[(*(slice(None),) * plan.dim, index)],), self.data)
 
 
 def plain_tensors(data: Data) -> Data:
-    """`data` with memory-mapped tensors as plain views of the same memory: their slices are cheaper to make."""
+    """`data`, unlocked, with memory-mapped tensors as plain views of the same memory, whose slices are cheaper."""
     if isinstance(data, Tensor):
         return data.as_subclass(Tensor) if type(data) is not Tensor else data
     if not is_dense(data):
         return data
     source = {key: plain_tensors(value) for key, value in data._source.items()}
-    new = data._rebuild(source, data._batch_size, data._names)
-    if data._lock is not None:
-        new.lock_()
-    return new
+    return data._rebuild(source, data._batch_size, data._names)
 
 
 class InMemory(Rows):
@@ -158,7 +165,7 @@ class InMemory(Rows):
 
     def chunks(self, first: int, last: int, size: int, ahead: Ahead | None = None) -> Iterator[Data]:
         if not size:
-            return iter(narrow(self.data, self.dim, first, last).unbind(self.dim))
+            return iter(_own_trees(narrow(self.data, self.dim, first, last).unbind(self.dim), self.data))
         return iter(cut(self.data, self.dim, first, last, size))
 
     def take(self, index: Picks) -> Data:
@@ -192,7 +199,7 @@ class InMemory(Rows):
         exposed = [leaf for leaf, copied in zip(leaves, own) if copied is None and leaf.numel()]
         if len(exposed) == len(leaves):
             return data, exposed
-        return _view(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)]), exposed
+        return with_tensors(data, [leaf if copied is None else copied for leaf, copied in zip(leaves, own)]), exposed
 
     def identities(self) -> Iterator[tuple[str, Any]]:
         yield "", self.data
@@ -208,18 +215,10 @@ def private_ragged(data: Data) -> Data:
     own = copies_on_write([entry._ragged().values for entry in found])
     if all(values is None for values in own):
         return data
-    view = _view(data, tensors_of(data))
+    view = with_tensors(data, tensors_of(data))
     for entry, values in zip(ragged_in(view), own, strict=True):
         if values is not None:
             entry._ragged().values = values
-    return view
-
-
-def _view(data: Data, tensors: Sequence[Tensor]) -> Data:
-    """The dataset over other tensors, locked if it is."""
-    view = with_tensors(data, tensors)
-    if not isinstance(view, Tensor) and data.is_locked:
-        view.lock_()
     return view
 
 
@@ -268,24 +267,22 @@ def cut(data: Data, dim: int, begin: int, end: int, size: int) -> Sequence[Data]
         part = data.narrow(dim, begin, end - begin)
         return part.split(size, dim) if end - begin > size else (part,)
     if not is_dense(data):
-        return tuple(narrow(data, dim, begin, end).split(size, dim))
+        return tuple(_own_trees(narrow(data, dim, begin, end).split(size, dim), data))
     keys = tuple(data._source)
     columns = [cut(value, dim, begin, end, size) for value in data._source.values()]
     count = -(-(end - begin) // size)
     shape = data._batch_size
     full = torch.Size((*shape[:dim], size, *shape[dim + 1 :]))
     rest = torch.Size((*shape[:dim], end - begin - (count - 1) * size, *shape[dim + 1 :]))
-    names, locked = data._names, data._lock is not None
-    nested = any(not isinstance(value, Tensor) for value in data._source.values())
+    names, rebuild = data._names, data._rebuild
     rows = zip(*columns) if columns else repeat((), count)
-    out = []
-    rebuild = data._rebuild
-    for number, row in enumerate(rows, 1):
-        chunk = rebuild(dict(zip(keys, row)), full if number < count else rest, names)
-        if locked:
-            if nested:
-                chunk.lock_()
-            else:
-                chunk._lock = []
-        out.append(chunk)
-    return out
+    return [rebuild(dict(zip(keys, row)), full if n < count else rest, names) for n, row in enumerate(rows, 1)]
+
+
+def _own_trees(parts: Iterable[Data], data: Data) -> Iterable[Data]:
+    """Parts of some data that take new entries; members of lazy stacks, which are the caller's, are copied for them."""
+    return (part.clone(False) for part in parts) if _has_stacks(data) else parts
+
+
+def _has_stacks(data: Data) -> bool:
+    return any(map(_has_stacks, data._source.values())) if is_dense(data) else has_members(data)

@@ -109,7 +109,10 @@ class Gather(Sink[Any]):
         if self._name and self._none and (self.writer is not None or self._loose):
             self._warn_of_none()
         try:
-            return self._joined()
+            joined = self._joined()
+            if self._name and not self._plan.unbind:
+                self._warn_of_rows()
+            return joined
         except (RuntimeError, KeyError, ValueError, TypeError):
             if not all(is_data(part) for part in self._loose.values()):
                 raise
@@ -145,6 +148,18 @@ class Gather(Sink[Any]):
             "others: the result lacks these rows. Return their results too, or use tdmap.filter to leave out "
             "rows, or tdmap.flat_map to return any number of rows."
         )
+
+    def _warn_of_rows(self) -> None:
+        plan = self._plan
+        found = {chunk: int(value.shape[plan.dim]) for chunk, value in self._loose.items()}
+        odd = next((chunk for chunk in sorted(found) if found[chunk] != plan.count(chunk, chunk + 1)), None)
+        if odd is not None:
+            asked = sum(plan.count(chunk, chunk + 1) for chunk in found)
+            warn_user(
+                f"{self._name} returned {sum(found.values())} rows for {asked} rows ({found[odd]} for "
+                f"{plan.describe(odd)}). map expects one row for each row of a chunk, and chunks may be cut otherwise "
+                "elsewhere: use tdmap.flat_map to return any number of rows, or tdmap.filter to leave out rows."
+            )
 
     def _out(self) -> Data:
         """What the workers have written, with the entries that are no tensors."""

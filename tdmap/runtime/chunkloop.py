@@ -383,7 +383,7 @@ class ChunkLoop:
                 ahead.after()
                 if not ahead.is_of_use:
                     self._ahead = None
-            if copies and (result is not None or self.policy.needs_results):
+            if copies:
                 self._has_changed |= have_changed(copies)
             if result is None and self._expect_changes:
                 self._expect_changes = False  # a function that forgets to return its chunk does so every time

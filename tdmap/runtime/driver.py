@@ -33,6 +33,7 @@ from tdmap.process_state import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.executors.base import Workers
+from tdmap.runtime.ondevice import OnDevice
 from tdmap.runtime.scheduler import Scheduler, SchedulerPolicy
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Done, Failed, GaveBack, Joined, Left, Lost, Message, Refused, Segment, Skipped
@@ -221,6 +222,13 @@ class Driver:
     def _warn_of_changes(self) -> None:
         writer = self.sink.writer
         meant = self._demands.in_place or (writer is not None and writer.aliased)
+        if self.changed and not (meant or self._mutated or self._has_results or isinstance(self.job.fn, OnDevice)):
+            if rows_of(self.job.source.data).is_view:  # else it is an error
+                warn_user(
+                    f"{self.job.name} returned None for every chunk and changed no rows, so the result is None: return "
+                    "the chunk or a dict of columns, or change the tensors of the chunk in place. Ignore this warning "
+                    "if the function is called for its side effects only."
+                )
         if self._mutated and self._has_results and not meant:
             warn_user(
                 f"{self.job.name}: the function changed rows of the source in place, and also returned "

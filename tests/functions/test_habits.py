@@ -1,5 +1,7 @@
 """Functions as other libraries have them: dicts and arrays as results, numbers of rows, keyword arguments."""
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap.errors import OutputMismatch
-from tensordict_lite import TensorDict
+from tensordict_lite import TensorDict, lazy_stack
 
 ROWS = 23
 
@@ -178,3 +180,86 @@ def test_stages_of_a_pipeline_return_dicts_and_arrays_as_functions_do() -> None:
     assert numbers.tolist() == [(2 * x + 1) % 3 for x in range(ROWS)]
     with pytest.raises(OutputMismatch, match="columns differ in length"):
         data.pipeline().map(lambda rows: {"a": rows["x"], "b": rows["x"][1:]}).collect()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_map_that_returns_another_number_of_rows_warns(workers: int) -> None:
+    data = TensorDict({"x": torch.arange(ROWS)}, [ROWS])
+    for options in ({}, {"chunksize": 5}):
+        with pytest.warns(RuntimeWarning, match=r"even returned \d+ rows for \d+ rows .*use tdmap.flat_map to return"):
+            assert data.map(even, num_workers=workers, **options)["x"].tolist() == list(range(0, ROWS, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(data.map(lambda rows: rows, num_workers=workers)) == ROWS
+        assert len(tdmap.flat_map(data, even, num_workers=workers)) == (ROWS + 1) // 2
+
+
+def even(rows: Any) -> Any:
+    return rows[rows["x"] % 2 == 0]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda rows: rows["x"].add_(1),
+    "numpy": lambda rows: np.add(rows["x"].numpy(), 1, out=rows["x"].numpy()),
+    "set_": lambda rows: rows.set_("x", rows["x"] + 1),
+    "update_": lambda rows: rows.update_({"x": rows["x"] + 1}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_map_that_returns_none_and_changes_nothing_warns(workers: int) -> None:
+    data = TensorDict({"x": torch.arange(ROWS)}, [ROWS])
+    with pytest.warns(RuntimeWarning, match="returned None for every chunk and changed no rows.*return the chunk"):
+        assert data.map(lambda rows: None, num_workers=workers) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number, change in enumerate(CHANGES.values(), 1):
+            assert data.map(lambda rows, change=change: [change(rows)].clear(), num_workers=workers) is None
+            assert data["x"].tolist() == list(range(number, ROWS + number))
+        data.map(lambda rows: None, out=data, num_workers=workers)
+
+
+def opened(kind: str, folder: Path) -> Any:
+    data = TensorDict({"x": torch.arange(ROWS), "deep": {"y": torch.arange(ROWS)}}, [ROWS])
+    if kind == "lazy":
+        return lazy_stack(list(data.unbind(0))).lock_()
+    if kind == "lazy, nested":
+        return TensorDict({"x": data["x"], "deep": lazy_stack(list(data["deep"].unbind(0)))}, [ROWS]).lock_()
+    if kind == "sharded":
+        return tdmap.concat([data[:3].memmap(folder / "a"), data[3:].memmap(folder / "b")])
+    if kind == "loaded":
+        data.memmap(folder)
+        return TensorDict.load_memmap(folder)
+    return {"memmap": lambda: data.memmap(folder), "shared": data.share_memory_, "locked": data.lock_}[kind]()
+
+
+def widen(rows: Any) -> Any:
+    rows["new"] = rows["x"] * 2
+    rows["deep", "z"] = rows["deep", "y"] * 3
+    rows["x"] = rows["x"] + 1
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["memmap", "loaded", "shared", "locked", "sharded", "lazy", "lazy, nested"])
+def test_a_chunk_takes_new_entries_and_the_dataset_does_not(kind: str, tmp_path: Path) -> None:
+    data = opened(kind, tmp_path)
+    shuffled: Any = {"shuffle": True, "seed": 0, "num_workers": 0}
+    calls: dict[str, Callable[[], Any]] = {
+        "map": lambda: tdmap.map(data, widen, num_workers=0),
+        "threads": lambda: tdmap.map(data, widen, num_workers=2, executor="thread"),
+        "processes": lambda: tdmap.map(data, widen, num_workers=2),
+        "rows": lambda: tdmap.map(data, widen, num_workers=0, chunksize=0),
+        "map_iter": lambda: torch.cat(list(tdmap.map_iter(data, widen, num_workers=0, chunksize=5))),
+        "shuffled": lambda: tdmap.sort(torch.cat(list(tdmap.map_iter(data, widen, **shuffled))), "x", num_workers=0),
+        "flat_map": lambda: tdmap.flat_map(data, widen, num_workers=0),
+        "map_groups": lambda: tdmap.group_by(data, "x").map_groups(widen, num_workers=0),
+        "pipeline": lambda: data.pipeline().map(widen).collect(num_workers=0),
+        "pipeline, rows": lambda: data.pipeline().map_rows(widen).collect(num_workers=0),
+        "batches": lambda: torch.cat(list(data.pipeline().batch(4).map(widen).iter(num_workers=0))),
+    }
+    wanted = torch.arange(ROWS)
+    for name, call in calls.items():
+        found = call()
+        assert torch.equal(found["new"], wanted * 2) and torch.equal(found["deep", "z"], wanted * 3), name
+        assert torch.equal(found["x"], wanted + 1), name
+        assert set(data.keys(True, True)) == {"x", ("deep", "y")} and torch.equal(data[:]["x"], wanted), name
