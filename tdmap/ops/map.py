@@ -169,7 +169,8 @@ def map(
         `out` if given; otherwise the results, concatenated along `dim` (stacked with `chunksize=0`). Results that are
         None are left out with a warning; if all are None, so is the return value, with a warning if no row has changed
         either. Results with more or fewer rows than their chunks are concatenated, with a warning that names
-        `flat_map`. For data without rows, the result of `fn` for zero rows. With `shard` and a path, the rows of this rank; with `shard`, None for a rank without rows.
+        `flat_map`. For data without rows, the result of `fn` for zero rows. With `shard` and a path, the rows of this
+        rank; with `shard`, None for a rank without rows.
 
     Raises:
         IndexError: `dim` is out of range.

@@ -114,7 +114,7 @@ class PipelineIterator(Iterator[Any]):
             raise
         except BaseException as error:
             self._go_back(before)
-            if isinstance(error, Exception):
+            if isinstance(error, (Exception, KeyboardInterrupt)):
                 hide_engine(error)
             raise
         self._used += self._share.step

@@ -199,7 +199,7 @@ def _entry(fn: Callable[..., Any], signature: inspect.Signature, takes: Callable
         try:
             with Host():
                 return fn(*args, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide_engine(error)
             raise
         finally:
@@ -224,7 +224,7 @@ def _names_of(signature: inspect.Signature) -> list[str]:
 
 def hide_engine(error: BaseException) -> None:
     """Leave frames of the engine out of a traceback, unless the error may be the engine's own."""
-    told = isinstance(error, TdmapError) or isinstance(error.__cause__, RemoteTraceback)
+    told = isinstance(error, (TdmapError, KeyboardInterrupt)) or isinstance(error.__cause__, RemoteTraceback)
     error.__traceback__ = without_engine(error.__traceback__, all_of_it=told)
 
 

@@ -477,3 +477,5 @@ class _Segments:
 def note_rows(error: BaseException, plan: ChunkPlan, chunk: int, name: str, worker: str) -> None:
     """Tell the reader of a user's exception where it came from."""
     add_note(error, f"raised by {name} on {plan.describe(chunk)} (chunk {chunk}), {worker}")
+    if type(error).__module__ == "bdb" and worker.startswith("in worker process"):
+        add_note(error, "workers have no terminal: use the debugger with num_workers=0")

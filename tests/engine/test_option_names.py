@@ -1,5 +1,6 @@
 """Mistakes in a call: options by other names, values that make no sense, and tracebacks that show the user's code."""
 
+import bdb
 import inspect
 import multiprocessing
 import textwrap
@@ -192,6 +193,40 @@ def require_users_frames_alone(call):
     assert "in boom" in shown and "in helper" in shown and "return 1 // 0" in shown
     engine = [line for line in shown.splitlines() if line.startswith(f'  File "{ROOT / "tdmap"}')]
     assert not engine and "api/engine.py" not in shown and "contextlib.py" not in shown
+
+
+class Stop(Callback):
+    def on_lease_done(self, event):
+        raise KeyboardInterrupt
+
+
+def interrupted(chunk):
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_shows_the_users_frames_alone(table):
+    calls = [
+        lambda: tdmap.map(table, interrupted, num_workers=0),
+        lambda: tdmap.flat_map(table, interrupted, num_workers=0),
+        lambda: list(tdmap.map_iter(table, interrupted, num_workers=0)),
+        lambda: list(table.pipeline().map(interrupted).iter(num_workers=0)),
+        lambda: tdmap.map(table, lambda rows: rows, num_workers=2, callbacks=[Stop()]),
+    ]
+    for call in calls:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            call()
+        assert {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)} == {__file__}
+
+
+def quits(chunk):
+    raise bdb.BdbQuit
+
+
+def test_a_debugger_in_a_worker_is_told_about_terminals(table):
+    for workers in (0, 2):
+        with pytest.raises(bdb.BdbQuit) as caught:
+            tdmap.map(table, quits, num_workers=workers)
+        assert ("with num_workers=0" in "".join(caught.value.__notes__)) is bool(workers)
 
 
 def test_a_refusal_of_the_engine_shows_the_call_alone(table, tmp_path):

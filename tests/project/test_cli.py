@@ -110,6 +110,20 @@ def test_info_shows_keys_shapes_types_and_bytes(folder: Path) -> None:
     assert lines[-1] == "total 700 B in 2 leaves"
 
 
+@pytest.mark.parametrize("error", ["closed", "/dev/full"])
+def test_a_command_needs_no_standard_error(folder: Path, error: str) -> None:
+    def replace() -> None:
+        os.close(2)
+        if error != "closed":
+            os.open(error, os.O_WRONLY)  # the lowest number that is free: 2
+
+    for words, status in ((["map", "work:double", "numbers", "out"], 0), (["info", "nowhere"], 2)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "tdmap", *words], cwd=folder, stdout=subprocess.PIPE, preexec_fn=replace, check=False
+        )
+        assert ran.returncode == status and bool(ran.stdout) is (status == 0), words
+
+
 def test_info_as_json(folder: Path) -> None:
     ran = ask("info", "--json", "numbers", cwd=folder)
     answer = json.loads(ran.stdout)

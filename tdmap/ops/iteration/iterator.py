@@ -65,7 +65,7 @@ class MapIterator(Iterator[Result], Generic[Result]):
     def __next__(self) -> Result:
         try:
             value: Result = next(self._stream)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide_engine(error)
             raise
         self._position += 1
