@@ -222,7 +222,11 @@ class Driver:
     def _warn_of_changes(self) -> None:
         writer = self.sink.writer
         meant = self._demands.in_place or (writer is not None and writer.aliased)
-        if self.changed and not (meant or self._mutated or self._has_results or isinstance(self.job.fn, OnDevice)):
+        if (
+            self.changed
+            and writer is None
+            and not (meant or self._mutated or self._has_results or isinstance(self.job.fn, OnDevice))
+        ):
             if rows_of(self.job.source.data).is_view:  # else it is an error
                 warn_user(
                     f"{self.job.name} returned None for every chunk and changed no rows, so the result is None: return "

@@ -74,13 +74,13 @@ def test_an_output_of_every_kind_is_filled(run, data, kind, chunksize, tmp_path)
 
 @pytest.mark.parametrize("keys", [("x", "meta"), ("x",)], ids=["nested", "flat"])
 @pytest.mark.parametrize("kind", ["memory", "mapped"])
-def test_chunks_are_locked_and_named_as_the_data(run, data, kind, keys, tmp_path):
+def test_chunks_are_unlocked_and_named_as_the_data(run, data, kind, keys, tmp_path):
     data = data.select(*keys)
     data.names = ["rows"]
     data = data.lock_() if kind == "memory" else data.memmap(tmp_path)
 
     def look(td):
-        assert td.is_locked and td.get("meta", td).is_locked and td.names == data.names == ["rows"]
+        assert not td.is_locked and not td.get("meta", td).is_locked and td.names == data.names == ["rows"]
         return td.select("x").clone()
 
     assert torch.equal(run(data, look, chunksize=7)["x"], data["x"])
