@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -104,7 +107,7 @@ class WeightedSampler(RowSampler):
     Args:
         weights: `[n]` non-negative numbers.
         num_samples: row numbers per epoch. Default: the number of weights.
-        replacement: draw with replacement. Without, rows of large weight come early, and rows of weight 0 never.
+        replacement: draw with replacement. Without, rows of large weight come early. Rows of weight 0 are never drawn.
         seed: of the orders.
 
     Example:
@@ -120,7 +123,7 @@ class WeightedSampler(RowSampler):
         replacement: bool = True,
         seed: int = 0,
     ) -> None:
-        found = torch.as_tensor(weights, dtype=torch.float64)
+        found = torch.as_tensor(weights, dtype=torch.float64, device="cpu").detach()
         if found.dim() != 1 or not len(found) or not bool(torch.isfinite(found).all()) or bool((found < 0).any()):
             raise ValueError("weights must be finite and not negative, one for each row.")
         able = int((found > 0).sum())
@@ -131,14 +134,12 @@ class WeightedSampler(RowSampler):
         self.replacement = replacement
 
     def draw(self, generator: torch.Generator) -> Tensor:
+        weights = self.weights.numpy()
         if self.replacement:
-            sums = self.weights.cumsum(0)
-            at = torch.rand(self.num_samples, dtype=torch.float64, generator=generator) * sums[-1]
-            last = int((self.weights > 0).nonzero()[-1])
-            return torch.searchsorted(sums, at, right=True).clamp_(max=last)
-        # Efraimidis and Spirakis: the largest u ** (1 / weight), as logarithms.
-        keys = torch.rand(len(self.weights), dtype=torch.float64, generator=generator).log() / self.weights
-        return torch.topk(keys.nan_to_num(neginf=-torch.inf), self.num_samples).indices
+            places = torch.rand(self.num_samples, dtype=torch.float64, generator=generator)
+            return torch.from_numpy(drawn_again(weights, places.numpy()))
+        times = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=generator)
+        return torch.from_numpy(drawn_once(weights, times.numpy(), self.num_samples))
 
 
 @on_host
@@ -188,35 +189,73 @@ class MixedSampler(RowSampler):
     def __init__(
         self, lengths: Sequence[Any], ratios: Sequence[float], num_samples: int | None = None, *, seed: int = 0
     ) -> None:
-        counts = [length if isinstance(length, int) else len(length) for length in lengths]
-        if len(counts) != len(ratios) or not counts or min(ratios) < 0 or sum(ratios) <= 0:
+        counts = [int(length) if isinstance(length, Integral) else len(length) for length in lengths]
+        found = [float(ratio) for ratio in ratios]
+        if len(counts) != len(found) or not all(0 <= one < inf for one in found) or not any(found):
             raise ValueError(
-                f"ratios must be {len(counts)} non-negative numbers, one per dataset, and not all 0: got {ratios}."
+                f"ratios must be {len(counts)} non-negative, finite numbers, one per dataset, not all 0: got {ratios}."
             )
         empty = next((n for n, (count, ratio) in enumerate(zip(counts, ratios)) if ratio and not count), None)
         if empty is not None:
             raise ValueError(f"dataset {empty} has no rows, and the ratio {ratios[empty]}.")
         super().__init__(sum(counts) if num_samples is None else num_samples, seed)
         self.groups = list(torch.arange(sum(counts)).split(counts))
-        self.ratios = [float(ratio) for ratio in ratios]
+        self.ratios = found
 
     def draw(self, generator: torch.Generator) -> Tensor:
         return _mixed(self.groups, self.ratios, self.num_samples, generator)
 
 
-def _mixed(groups: list[Tensor], ratios: list[float], count: int, generator: torch.Generator) -> Tensor:
-    """So many rows, of each group its share; within a group, each row comes before any comes again."""
-    wanted = torch.tensor(ratios, dtype=torch.float64) / sum(ratios) * count
-    shares = wanted.floor().to(torch.int64)
-    rest = count - int(shares.sum())
+_SMALLEST, _LARGEST = 1e-200, 1e200
+"""Weights are added as they are when the largest one lies between."""
+
+
+def drawn_again(weights: NDArray[np.float64], places: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rows drawn with replacement: for each of some uniform random numbers, the row whose share of the sum it is in."""
+    likely = np.flatnonzero(weights)
+    if not len(likely):
+        return likely
+    if not _SMALLEST < weights.max() < _LARGEST:  # sums of such would be infinite, or lack most of their bits
+        with np.errstate(all="ignore"):
+            weights = weights / weights.max()
+    ends = np.cumsum(weights)
+    found = np.searchsorted(ends, places * ends[-1], side="right")
+    drawn: NDArray[np.int64] = np.minimum(found, likely[-1])  # a product may be rounded up to the sum
+    return drawn
+
+
+def drawn_once(weights: NDArray[np.float64], times: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The first `count` rows of those drawn without replacement, by a standard exponential time of each row.
+
+    The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
+    reservoir", 2006).
+    """
+    with np.errstate(all="ignore"):
+        # By their logarithms: the time of a weight near the least number would be infinite, as that of no weight.
+        keys = np.log(times) - np.log(weights)
+    rows = len(weights)
+    order = np.argpartition(keys, count - 1)[:count] if 0 < count < rows else np.arange(rows)[:count]
+    return order[np.argsort(keys[order], kind="stable")]
+
+
+def shares(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """How many of `count` rows each of several groups gets by its weight, rounded up or down; int64 `[groups]`."""
+    weights = weights / weights.max()  # their sum is finite
+    wanted = weights / weights.sum() * count
+    whole = wanted.floor().to(torch.int64)
     # What is left over goes to those who lost most, equal ones at random.
     lost = (
-        torch.where(wanted > 0, wanted - shares, -1.0)
-        + torch.rand(len(ratios), generator=generator, dtype=torch.float32) * 1e-9
+        torch.where(wanted > 0, wanted - whole, -1.0)
+        + torch.rand(len(weights), generator=generator, dtype=torch.float32) * 1e-9
     )
-    shares[torch.topk(lost, rest).indices] += 1
+    whole[torch.topk(lost, count - int(whole.sum())).indices] += 1
+    return whole
+
+
+def _mixed(groups: list[Tensor], ratios: list[float], count: int, generator: torch.Generator) -> Tensor:
+    """So many rows, of each group its share; within a group, each row comes before any comes again."""
     parts = []
-    for group, share in zip(groups, shares.tolist()):
+    for group, share in zip(groups, shares(torch.tensor(ratios, dtype=torch.float64), count, generator).tolist()):
         rounds = [torch.randperm(len(group), generator=generator) for _ in range(-(-share // max(len(group), 1)))]
         if rounds:
             parts.append(group[torch.cat(rounds)[:share]])

@@ -19,6 +19,7 @@ from tdmap.reducers.ranks import require_real
 from tdmap.run.context import Context
 from tdmap.run.operation import operation
 from tdmap.run.options import Options
+from tdmap.samplers import drawn_again, drawn_once
 from tdmap.seeding import checked_seed, seed_or_drawn
 
 
@@ -83,10 +84,6 @@ def sample(
     return permute_rows(ctx, data, torch.from_numpy(rows))
 
 
-_SMALLEST, _LARGEST = 1e-200, 1e200
-"""Weights are added as they are when the largest one lies between."""
-
-
 def _count(n: int | None, frac: float | None, length: int) -> int:
     if (n is None) is (frac is None):
         raise TypeError(f"sample takes a number of rows n=, or their share frac=: got n={n!r}, frac={frac!r}.")
@@ -126,20 +123,5 @@ def _drawn(
             return random.integers(0, max(length, 1), count)
         return random.choice(length, count, replace=False) if count else np.zeros(0, dtype=np.int64)
     if replace:
-        likely = np.flatnonzero(odds)
-        if not len(likely):
-            return np.zeros(0, dtype=np.int64)
-        if not _SMALLEST < odds.max() < _LARGEST:  # sums of such would be infinite, or lack most of their bits
-            with np.errstate(all="ignore"):
-                odds = odds / odds.max()
-        ends = np.cumsum(odds)
-        found = np.searchsorted(ends, random.random(count) * ends[-1], side="right")
-        drawn: NDArray[np.int64] = np.minimum(found, likely[-1])  # a product may be rounded up to the sum
-        return drawn
-    # The smallest of exponential times with these rates (Efraimidis and Spirakis, "Weighted random sampling with a
-    # reservoir", 2006).
-    with np.errstate(all="ignore"):
-        # By their logarithms: the time of a weight near the least number would be infinite, as that of no weight.
-        times = np.log(random.standard_exponential(length)) - np.log(odds)
-    order = np.argpartition(times, count - 1)[:count] if 0 < count < length else np.arange(length)[:count]
-    return order[np.argsort(times[order], kind="stable")]
+        return drawn_again(odds, random.random(count))
+    return drawn_once(odds, random.standard_exponential(length), count)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import numbers
 import os
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from tdmap.ops.permute import permute
 from tdmap.reducers.ranks import ranked
 from tdmap.run.operation import entry_point
 from tdmap.run.options import Options
+from tdmap.samplers import shares
 from tdmap.seeding import permutation, seed_or_drawn
 from tensordict_lite.paths import local_path
 
@@ -43,8 +44,8 @@ def train_test_split(
         test_size: size of the test part: a share between 0 and 1, or a number of rows.
         seed: the same seed gives the same parts, for any number of workers. None draws a seed from torch's global
             generator.
-        stratify: an entry of numbers or strings, or one value per row. Each value has about the same share in both
-            parts.
+        stratify: an entry of numbers or strings, or one value per row. Each value has its share of the test part,
+            rounded up or down to a whole row.
         shuffle: False takes the last rows as the test part, without shuffling.
         out: a folder or URL for the two datasets `train` and `test`. None returns them in memory.
         **options: see `tdmap.Options`. `resume=True` needs a seed.
@@ -69,7 +70,8 @@ def train_test_split(
             f"test_size must be a share or a number of rows: got {test_size!r}. For a third part, split the test part "
             "again."
         )
-    count = round(rows * test_size) if isinstance(test_size, float) else int(test_size)
+    share = float(given)
+    count = int(given) if isinstance(given, numbers.Integral) else round(rows * share) if math.isfinite(share) else 0
     if isinstance(test_size, bool) or not 0 < count < rows:
         raise ValueError(f"test_size={test_size!r} of {rows:,} rows leaves a part without rows.")
     if stratify is not None and not shuffle:
@@ -78,9 +80,10 @@ def train_test_split(
         raise ValueError("resume=True needs the same parts in each session: pass seed=.")
     order = torch.arange(rows)
     if shuffle:
-        order = permutation(rows, seed_or_drawn(seed))
-    if stratify is not None:
-        order = _spread(order, _labels(data, stratify), rows - count)
+        known = seed_or_drawn(seed)
+        order = permutation(rows, known)
+        if stratify is not None:
+            order = _spread(order, _labels(data, stratify), count, torch.Generator().manual_seed(known % (1 << 63)))
     parts = (order[: rows - count].contiguous(), order[rows - count :].contiguous())
     places = (None, None) if out is None else [f"{local_path(out)}/{name}" for name in ("train", "test")]
     columns: Any = ragged_columns(data)  # once for both
@@ -105,14 +108,11 @@ def _labels(data: Data, stratify: Key | Tensor | Sequence[Any]) -> Tensor:
     return ranked(labels, "stratify=")
 
 
-def _spread(order: Tensor, labels: Tensor, train: int) -> Tensor:
-    """The order with rows of each label at equal distances, so that any first part has its share of all of them."""
-    groups = torch.unique(labels[order], return_inverse=True)[1].numpy()
-    by_group = np.argsort(groups, kind="stable")
-    sizes = np.bincount(groups)
-    within = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = (within + 0.5) / np.repeat(sizes, sizes)
-    ranked = torch.from_numpy(by_group[np.argsort(place, kind="stable")])
-    # Within each part, rows are in their random order again.
-    parts = [np.sort(ranked[:train].numpy()), np.sort(ranked[train:].numpy())]
-    return order[torch.from_numpy(np.concatenate(parts))]
+def _spread(order: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """The order with the share of each label among its last `count` rows."""
+    groups, sizes = torch.unique(labels[order], return_inverse=True, return_counts=True)[1:]
+    by_group = groups.argsort(stable=True)
+    within = torch.arange(len(order)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    tested = torch.empty(len(order), dtype=torch.bool)
+    tested[by_group] = within < shares(sizes.double(), count, generator).repeat_interleave(sizes)
+    return torch.cat([order[~tested], order[tested]])  # within each part, rows are in their random order

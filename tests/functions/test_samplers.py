@@ -1,13 +1,17 @@
 """Samplers: shares, orders by seed and epoch, and going on in mid-epoch."""
 
 import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import tdmap
 from tdmap.samplers import BalancedSampler, MixedSampler, WeightedSampler
+from tensordict_lite import TensorDict
 
 WEIGHTS = torch.tensor([0.0, 1.0, 3.0, 0.0, 6.0])
 LABELS = torch.tensor([7] * 90 + [2] * 9 + [5])
@@ -22,6 +26,34 @@ def test_weights_are_probabilities() -> None:
     assert sorted(once.order().tolist()) == [1, 2, 4]
     first = [int(once.order(epoch)[0]) for epoch in range(300)]
     assert first.count(4) > first.count(2) > first.count(1)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1.7e308, 1e-308, 5e-324])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_weights_of_any_size_are_probabilities(unit: float, replacement: bool) -> None:
+    parts = torch.tensor([0.0, 1.0, 0.5, 1.0, 0.0]) if unit > 1e300 else torch.tensor([0.0, 2.0, 1.0, 2.0, 0.0])
+    weights = parts.double() * unit
+    rows = 4000
+    sampler = WeightedSampler(weights, rows if replacement else 1, replacement=replacement, seed=1)
+    order = sampler.order() if replacement else torch.cat([sampler.order(epoch) for epoch in range(rows)])
+    wanted = torch.tensor([0.0, 0.4, 0.2, 0.4, 0.0])
+    assert torch.allclose(order.bincount(minlength=5) / rows, wanted, atol=0.03)
+    assert not order.bincount(minlength=5)[[0, 4]].any()
+    data = TensorDict({"x": torch.arange(5), "w": weights}, [5])
+    if replacement:
+        drawn = tdmap.sample(data, rows, weights="w", replace=True, seed=1, num_workers=0)["x"]
+        assert torch.allclose(drawn.bincount(minlength=5) / rows, wanted, atol=0.03)
+    else:
+        every = WeightedSampler(weights, 3, replacement=False, seed=1)
+        assert all(sorted(every.order(epoch).tolist()) == [1, 2, 3] for epoch in range(200))
+        assert tdmap.sample(data, 3, weights="w", seed=1, num_workers=0)["x"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e308, 5e-324])
+def test_numbers_of_numpy_mix_datasets(unit: float) -> None:
+    ratios, lengths = np.array([1.0, 0.0, 1.0]) * unit, np.array([50, 7, 100])
+    order = MixedSampler(lengths, ratios, 40, seed=3).order()
+    assert int((order < 50).sum()) == int((order >= 57).sum()) == 20
 
 
 def test_classes_come_equally_often_and_every_row_before_any_comes_again() -> None:
@@ -84,6 +116,9 @@ def test_what_cannot_be_drawn_is_told() -> None:
         BalancedSampler(torch.rand(3))
     with pytest.raises(ValueError, match="ratios must be"):
         MixedSampler([3], [1, 2])
+    for ratios in ([math.nan, 1], [math.inf, 1], [0, 0], [-1, 2]):
+        with pytest.raises(ValueError, match="ratios must be 2 non-negative, finite numbers"):
+            MixedSampler([3, 4], ratios)
     with pytest.raises(ValueError, match="dataset 1 has no rows"):
         MixedSampler([3, 0], [1, 2])
     with pytest.raises(ValueError, match="at least 1"):

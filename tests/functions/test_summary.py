@@ -1,5 +1,7 @@
 """A first look at data: figures of columns against pandas, and parts for training and testing."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +138,44 @@ def test_each_label_has_its_share() -> None:
     assert train["deep", "n"].tolist() != sorted(train["deep", "n"].tolist())
 
 
+CLASSES = {
+    "rare": [100, *[1] * 100],
+    "pairs": [100, *[3] * 30],
+    "tail": [max(1307 // (n + 1), 1) for n in range(800)],
+    "two": [7, 8],
+    "many": [2] * 500,
+}
+
+
+@pytest.mark.parametrize("size", [1, 0.1, np.float32(0.25), Fraction(1, 4), 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["numbers", "strings", "labels"])
+@pytest.mark.parametrize("case", CLASSES)
+def test_each_label_is_within_a_row_of_its_share(case: str, kind: str, size: Any) -> None:
+    sizes = np.array(CLASSES[case])
+    numbers = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)))
+    rows = len(numbers)
+    words = [f"w{number}" for number in numbers.tolist()]
+    data = TensorDict({"label": words if kind == "strings" else numbers, "n": torch.arange(rows)}, [rows])
+    stratify = words if kind == "labels" else "label"
+    train, test = tdmap.train_test_split(data, size, seed=3, stratify=stratify, num_workers=0)
+    count = size if isinstance(size, int) else round(rows * float(size))
+    assert (len(train), len(test)) == (rows - count, count)
+    found = np.bincount(numbers[test["n"]].numpy(), minlength=len(sizes))
+    assert (np.abs(found - sizes * count / rows) < 1).all()
+    assert sorted(torch.cat([train["n"], test["n"]]).tolist()) == list(range(rows))
+    again = tdmap.train_test_split(data, size, seed=3, stratify=stratify, num_workers=2)
+    assert torch.equal(again[1]["n"], test["n"]) and torch.equal(again[0]["n"], train["n"])
+
+
+def test_rare_labels_are_chosen_at_random() -> None:
+    labels = torch.arange(100)
+    found = [tdmap.train_test_split(labels, 20, seed=n, stratify=labels, num_workers=0)[1] for n in range(60)]
+    counts = torch.cat(found).bincount(minlength=100)
+    assert counts.min() >= 1 and counts.max() <= 30
+
+
 def test_sizes_that_leave_nothing_are_told() -> None:
-    for size in (0, 0.0, 1.0, 10, -1, True):
+    for size in (0, 0.0, 1.0, 10, -1, True, math.nan, math.inf, Fraction(1, 100)):
         with pytest.raises(ValueError, match="leaves a part without rows"):
             tdmap.train_test_split(torch.arange(10), size)
     with pytest.raises(TypeError, match="share or a number of rows: got .*split the test part again"):
