@@ -13,6 +13,8 @@ from torch import Tensor
 from tdmap.data.kinds import stored_entry
 from tdmap.reducers import Quantile, Reducer
 from tdmap.reducers.base import Several
+from tdmap.reducers.blocks import moments
+from tdmap.reducers.moments import Moments
 from tdmap.times import TimeType, about_text, length_text, time_type
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -132,51 +134,63 @@ class ColumnReducer(Reducer[Any]):
                 values = values[finite]
         n = values.numel()
         if not n:
-            return (count, nan, infinite, 0, 0.0, 0.0, math.inf, -math.inf, None, whole)
+            return (count, nan, infinite, math.inf, -math.inf, whole, None)
         wide = values.double()
-        mean = float(wide.mean())
-        m2 = float((wide - mean).square_().sum())
         low, high = float(wide.min()), float(wide.max())
-        return (count, nan, infinite, n, mean, m2, low, high, self._sketch.of(values, (0,)), whole)
+        size = max(abs(low), abs(high))
+        # Sums and squares of ordinary numbers are taken as they are, those of others in units of a power of two.
+        power = _LEAST if not size else 0 if 1e-100 < size < 1e100 else math.frexp(size)[1]
+        found = (n, *moments(_times(wide, -power), (0,), n))
+        return (count, nan, infinite, low, high, whole, (power, found, self._sketch.of(values, (0,))))
 
     def merge(self, a: Any, b: Any) -> Any:
         if a is None or b is None:
             return a if b is None else b
-        n, other = a[3], b[3]
-        whole = n + other
-        delta = b[4] - a[4]
-        # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
-        mean = a[4] + delta * other / whole if whole else 0.0
-        m2 = a[5] + b[5] + (delta * delta * n * other / whole if whole else 0.0)
-        sketch = b[8] if a[8] is None else a[8] if b[8] is None else self._sketch.join(a[8], b[8])
-        counts = (a[0] + b[0], a[1] + b[1], a[2] + b[2])
-        return (*counts, whole, mean, m2, min(a[6], b[6]), max(a[7], b[7]), sketch, a[9])
+        counts = (a[0] + b[0], a[1] + b[1], a[2] + b[2], min(a[3], b[3]), max(a[4], b[4]), a[5])
+        if a[6] is None or b[6] is None:
+            return (*counts, b[6] if a[6] is None else a[6])
+        power = max(a[6][0], b[6][0])
+        one, other = (self._in_units(power, *state[6][:2]) for state in (a, b))
+        return (*counts, (power, tuple(one.join(other)), self._sketch.join(a[6][2], b[6][2])))
+
+    @staticmethod
+    def _in_units(power: int, known: int, found: Any) -> Moments:
+        n, centre, sums, m2 = found
+        less = known - power
+        return Moments(n, _times(centre, less), _times(sums, less), _times(m2, 2 * less))
 
     def finish(self, state: Any) -> ColumnStats:
-        if state is None or not state[3]:
+        if state is None or state[6] is None:
             count, nan, infinite = (0, 0, 0) if state is None else state[:3]
             return ColumnStats(count, nan, infinite, None, None, None, None, (), (), self.time)
-        count, nan, infinite, n, mean, m2, low, high, sketch, whole = state
-        std = math.sqrt(m2 / (n - 1)) if n > 1 else None
+        count, nan, infinite, low, high, whole, (power, found, sketch) = state
+        n = found[0]
+        mean = _times(float(Moments(*found).mean), power)
+        std = _times(math.sqrt(float(found[3]) / (n - 1)), power) if n > 1 else None
         near = self._sketch.finish(sketch).clamp(low, high)
         quantiles = tuple((near.round() if whole else near).tolist())
         parts = self._histogram(sketch, low, high, whole)
         return ColumnStats(count, nan, infinite, low, high, mean, std, quantiles, parts, self.time)
 
-    def _histogram(self, sketch: tuple[Tensor, Tensor], low: float, high: float, whole: bool) -> tuple[int, ...]:
-        counts = sketch[1]
-        # The value that a bucket stands for is the quantile at a rank within it: at its middle, where no rounding of
-        # the rank makes it that of a neighbour.
-        total = max(int(counts.sum()) - 1, 1)
-        ranks = (counts.cumsum(0) - (counts + 1) / 2).double() / total
-        every = Quantile(None, tuple(ranks.clamp(0.0, 1.0).tolist()), about=self._sketch.about)
-        values = every.finish(sketch).clamp(low, high)
+    def _histogram(self, sketch: tuple[Tensor, ...], low: float, high: float, whole: bool) -> tuple[int, ...]:
+        buckets, counts, _ = sketch
+        values = self._sketch._numbers_of(buckets).clamp(low, high)
         if whole:
             values = values.round()
         bins = int(high - low) + 1 if whole and high - low < BINS - 1 else BINS
-        span = bins if bins < BINS else max(high - low, 1e-300)
-        place = ((values - low) / span * bins).long().clamp(0, bins - 1)
+        part = 1.0 if math.isfinite(high - low) else 0.5
+        span = bins if bins < BINS else high * part - low * part or 1.0
+        place = ((values * part - low * part) / span * bins).long().clamp(0, bins - 1)
         return tuple(torch.zeros(bins, dtype=torch.int64).index_add_(0, place, counts).tolist())
+
+
+_LEAST = -1073
+"""The power of two of the smallest numbers, which all zeros count as."""
+
+
+def _times(value: Any, power: int) -> Any:
+    """A number or tensor times a power of two, by halves: the power itself may be out of the range of float64."""
+    return value * 2.0 ** (power // 2) * 2.0 ** (power - power // 2) if power else value
 
 
 class LengthReducer(ColumnReducer):
@@ -275,7 +289,7 @@ def draw_columns(columns: Sequence[tuple[str, ColumnStats]], path: str) -> None:
         axes = figure.add_subplot(down, across, place + 1)
         assert stats.min is not None and stats.max is not None
         bins = len(stats.histogram)
-        width = (stats.max - stats.min) / BINS or 1.0
+        width = stats.max / BINS - stats.min / BINS or 1.0
         left = stats.min
         if bins < BINS:  # a number each
             width, left = 1.0, stats.min - 0.5

@@ -58,7 +58,9 @@ class Summary(dict[str, Any]):
 def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) -> Summary:
     """Count, range, mean, deviation, quantiles and a small histogram of each column, in one pass.
 
-    Figures cover all finite elements of a column. Dates and times (`arrow_types`) are printed as text.
+    Figures cover all finite elements of a column. Quantiles and the histogram are approximate: each value counts as one
+    within one percent of it; if values lie far from zero and close together, within one percent of their distance from
+    each other. `GroupBy.agg` computes exact quantiles. Dates and times (`arrow_types`) are printed as text.
 
     Args:
         data: a collection with rows in dimension 0. For strings, bytes and lists, figures are of the lengths of rows

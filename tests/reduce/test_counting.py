@@ -1,6 +1,7 @@
 """Histograms, quantiles, distinct values, best rows and checksums: every dtype, and the short cuts that some have."""
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -28,6 +29,39 @@ def test_histogram_of_every_dtype_equals_numpy(dtype: torch.dtype, rows: int) ->
         values = x[:, channel].numpy().astype(np.float64)
         np.testing.assert_array_equal(got["count"][channel], np.histogram(values, 13, (-30, 90))[0])
         assert int(got["below"][channel]) == (values < -30).sum() and int(got["above"][channel]) == (values > 90).sum()
+
+
+@pytest.mark.parametrize("bins", [1, 3, 7, 10, 64, 100, 1000])
+@pytest.mark.parametrize("low", [0.0, -1.0, 0.1, -0.3, 1e15, 1e-300, -1e307])
+def test_histogram_counts_numbers_on_and_beside_edges_as_numpy(low: float, bins: int) -> None:
+    high = {0.0: 1.0, -1.0: 1.0, 0.1: 0.7, 1e15: 1e15 + 3000.0, 1e-300: 1e-296, -1e307: 1.6e308}.get(low, 0.9)
+    edges = np.linspace(low, high, bins + 1)
+    x = np.concatenate([edges, np.nextafter(edges, np.inf), np.nextafter(edges, -np.inf), [np.nan, np.inf, -np.inf]])
+    data = TensorDict({"x": torch.from_numpy(x), "b": torch.zeros(len(x), dtype=torch.bool)}, [len(x)])
+    got = tdmap.reduce(data, r.Histogram("x", bins, (low, high)), num_workers=0, chunksize=100)
+    wanted, found = np.histogram(x[np.isfinite(x)], bins, (low, high))
+    np.testing.assert_array_equal(got["edges"], found)
+    np.testing.assert_array_equal(got["count"], wanted)
+    np.testing.assert_array_equal(got["count"], np.histogram(x[~np.isnan(x)], got["edges"].numpy())[0])
+    assert [int(got["below"]), int(got["above"])] == [(x < low).sum(), (x > high).sum()]
+
+
+@pytest.mark.parametrize(
+    ("bins", "bounds"),
+    [
+        (0, (0, 1)),
+        (3, (1, 1)),
+        (3, (0, math.inf)),
+        (3, (-math.inf, 0)),
+        (3, (-1e308, 1e308)),
+        (3, (0, math.nan)),
+        (9, (0, 1e-323)),
+        (100, (1e16, 1e16 + 100)),
+    ],
+)
+def test_histogram_refuses_bins_that_have_no_width(bins: int, bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="a range of two finite numbers|narrower than float64"):
+        r.Histogram("x", bins, bounds)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
@@ -59,6 +93,45 @@ def test_quantiles_about_a_number_are_relative_to_the_distance_from_it(about: in
     assert (np.abs(got - wanted) <= 0.01 * np.abs(wanted - about) + 1e-9).all()
     small = tdmap.reduce((x - about).clamp(0, 100).to(torch.uint8), r.Quantile(q=q, about=50), num_workers=0).numpy()
     assert (np.abs(small - np.quantile((x - about).clamp(0, 100).numpy(), q, method="lower")) <= 0.5).all()
+
+
+def magnitudes() -> dict[str, np.ndarray]:
+    """Finite numbers of float64 of any size."""
+    random = np.random.default_rng(0)
+    return {
+        "SI": np.linspace(1e-13, 1e-12, 1001),
+        "subnormal": random.integers(0, 1000, 1001) * 5e-324,
+        "mixed": 10.0 ** random.uniform(-320, 308, 1001) * random.choice([-1, 1], 1001),
+        "negative": -np.linspace(1e-300, 1e-299, 1001),
+        "far apart": random.uniform(-1, 1, 1001) * 1.7e308,
+        "zeros": np.repeat([0.0, 1e-310], [500, 501]),
+        "offset": 1e15 + random.uniform(0, 1000, 1001),
+        "one far away": np.append(np.full(500, 1.7e308), -1.7e308),
+        "two": np.array([1e308, -1e308]),
+        "three": np.array([1e308, 1.7e308, -1.7e308]),
+    }
+
+
+@pytest.mark.parametrize("chunksize", [100, None])
+@pytest.mark.parametrize("case", magnitudes())
+def test_quantiles_and_figures_of_any_magnitude(case: str, chunksize: int | None) -> None:
+    x, q = magnitudes()[case], (0.0, 0.01, 0.05, 0.5, 0.95, 1.0)
+    data = TensorDict({"x": torch.from_numpy(x)}, [len(x)])
+    wanted = np.quantile(x, q, method="lower")
+    for about in (0.0, float(x[0])):
+        got = tdmap.reduce(data, r.Quantile("x", q, about=about), num_workers=0, chunksize=chunksize).numpy()
+        assert (np.abs(got / 2 - wanted / 2) <= 0.01 * np.abs(wanted / 2 - about / 2) + 1e-323).all()
+    found = tdmap.describe(data, num_workers=0, chunksize=chunksize)["x"]
+    assert np.abs(np.array(found.quantiles) / 2 - wanted[2:5] / 2).max() <= 0.005 * np.abs(wanted).max() + 1e-323
+    power = math.frexp(np.abs(x).max())[1]
+    units = np.ldexp(x, -power)
+    mean = math.fsum(units) / len(x)
+    apart = units - units[0]  # exact
+    deviation = math.sqrt(math.fsum((apart - math.fsum(apart) / len(x)) ** 2) / (len(x) - 1))
+    assert found.mean is not None and found.std is not None
+    assert np.ldexp(found.mean, -power) == pytest.approx(mean, abs=1e-15 + np.ldexp(5e-324, -power))
+    assert found.std == pytest.approx(float(np.ldexp(deviation, power)), rel=1e-9, abs=1e-323)
+    assert sum(found.histogram) == len(x) and (max(found.histogram) < 200 or case in ("mixed", "zeros", "one far away"))
 
 
 def test_quantile_ranks_infinity_beyond_all_numbers_and_leaves_nan_out() -> None:
