@@ -221,12 +221,24 @@ def _ranked(data: Data, spec: KeySpec, entries: list[Any]) -> tuple[Data, KeySpe
             continue
         column = anonymous_tensor(8 * len(entry)).view(torch.int64)
         column.copy_(ranks_of([entry])[0])
-        firsts = torch.empty(int(column.max()) + 1 if len(column) else 0, dtype=torch.int64)
-        firsts[column] = torch.arange(len(column))
-        labels.append(entry[firsts])
+        labels.append(_of_ranks(entry, column))
         names.append(NUMBERED.format(index))
         wider.set(NUMBERED.format(index), column)
     return wider, KeySpec(tuple(names)), tuple(labels)
+
+
+def _of_ranks(entry: Ragged, ranks: Tensor) -> Ragged:
+    """The row of each rank, in their order."""
+    numbers = ranks.numpy()
+    rows = np.empty(int(numbers.max(initial=-1)) + 1, dtype=np.int64)
+    rows[numbers] = np.arange(len(numbers))
+    found: Ragged = entry[torch.from_numpy(rows)]
+    return found
+
+
+def _numbered_rows(entry: Ragged) -> tuple[list[Any], Tensor]:
+    (ranks,) = ranks_of([entry])
+    return _of_ranks(entry, ranks).tolist(), torch.from_numpy(ranks.numpy().astype(np.int32))
 
 
 class NumberChunk:
@@ -238,6 +250,9 @@ class NumberChunk:
         self.spec = spec
 
     def __call__(self, chunk: Data, start: int = 0) -> list[tuple[list[Any], Tensor] | Tensor]:
+        columns = [stored_entry(chunk, name) for name in self.spec.names] if self.spec.fn is None else []
+        if columns and all(isinstance(column, Tensor) or _has_ranks(column) for column in columns):
+            return [column if isinstance(column, Tensor) else _numbered_rows(column) for column in columns]
         return [_numbered(value) if isinstance(value, list) else value for value in self.spec.values(chunk)]
 
 

@@ -1,11 +1,13 @@
 """Strings and bytes as numbers in the same order, without a Python object a row.
 
 Rows are compared eight bytes at a time, as big-endian words; only rows that are equal so far are looked at further.
-UTF-8 has the order of code points, so strings are in the order that Python gives them.
+UTF-8 has the order of code points, so strings are in the order that Python gives them. Short rows that have few values
+are looked up in a table of these values instead (`tdmap.keys.slots`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,14 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tdmap.keys.order import Words, joined, search
+from tdmap.keys.slots import EARLY, KeyTable, distinct
+from tdmap.memory.rowfiles import Blocks
 from tensordict_lite import Ragged
-from tensordict_lite.gathering import gather_rows
 
 WORD = 8
 """Bytes that are compared at a time."""
 
 ROWS = 1 << 20
 """Rows whose words are read at a time."""
+
+SHORT, FEW_ROWS = 8, 1 << 16
+"""Words of rows that are looked up whole, and rows that are looked up at a time, which stay in the cache."""
 
 TIED = 16
 """Words in which rows are equal before the rest of them is compared as a whole: documents that are there twice."""
@@ -67,6 +74,9 @@ def ranks_of(entries: Sequence[Ragged], whole_bytes: int = WHOLE_BYTES) -> list[
         raise TypeError(f"keys are strings, or bytes, on all sides: got {kinds}.")
     columns = list(map(_rows_of, entries))
     lengths = np.concatenate([(column.ends - column.starts).numpy() for column in columns])
+    few = _ranks_of_few(columns, lengths)
+    if few is not None:
+        return list(torch.from_numpy(few).split([len(column.starts) for column in columns]))
     ranks = np.zeros(len(lengths), np.int64)
     rows = np.arange(len(lengths))  # rows that are not yet told apart from all others
     depth = 0
@@ -137,21 +147,54 @@ def _rest(columns: Sequence[TextRows], row: int, depth: int) -> bytes:
     raise IndexError(row)
 
 
+def _ranks_of_few(columns: Sequence[TextRows], lengths: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The ranks of short rows that have few values, found without sorting rows; None for other rows."""
+    depths = range(-(-int(lengths.max(initial=0)) // WORD))
+    if len(depths) > SHORT:
+        return None
+    table, room = KeyTable(), Blocks()
+    parts: list[tuple[Words, NDArray[np.int64]]] = []
+    for column in columns:
+        for some in zip(column.starts.split(FEW_ROWS), column.ends.split(FEW_ROWS)):
+            starts, ends = (one.numpy() for one in some)
+            words = [_word(column.values, starts + WORD * depth, ends) for depth in depths]
+            words.append((ends - starts).view(np.uint64))
+            slots = table.hashed(words, room)
+            for rows in (EARLY, FEW_ROWS):
+                if slots is None:
+                    known = joined([table.keys or [word[:0] for word in words], [word[:rows] for word in words]])
+                    table = KeyTable.of_sample(distinct(known))
+                    slots = table.hashed(words, room)
+            if slots is None:
+                return None
+            parts.append((table.keys, slots.numbers.copy()))
+    ranks = [numbers if keys is table.keys else search(table.keys, keys)[numbers] for keys, numbers in parts]
+    return np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
+
+
 def _words(columns: Sequence[TextRows], rows: NDArray[np.int64], depth: int) -> Iterator[NDArray[np.uint64]]:
     """The word number `depth` of some rows, zeros behind their end; rows ascend over all columns."""
     first = 0
     for column in columns:
         low, high = np.searchsorted(rows, [first, first + len(column.starts)])
         for start in range(low, high, ROWS):
-            some = torch.from_numpy(rows[start : min(start + ROWS, high)] - first)
-            starts, ends = column.starts.index_select(0, some), column.ends.index_select(0, some)
-            starts = torch.minimum(starts + depth * WORD, ends)
-            ends = torch.minimum(starts + WORD, ends)
-            lengths = (ends - starts).numpy()
-            flat = torch.empty(int(lengths.sum()), dtype=torch.uint8)
-            gather_rows(column.values, starts, ends, flat)
-            padded = np.zeros((len(some), WORD), np.uint8)
-            padded[np.arange(WORD) < lengths[:, None]] = flat.numpy()
-            yield padded.view(">u8")[:, 0].astype(np.uint64)
+            some = rows[start : min(start + ROWS, high)] - first
+            yield _word(column.values, column.starts.numpy()[some] + depth * WORD, column.ends.numpy()[some])
         first += len(column.starts)
     yield np.zeros(0, np.uint64)
+
+
+def _word(values: Tensor, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The first eight bytes of spans as big-endian words, zeros behind their end; a span may start behind its end."""
+    data = values.numpy()
+    if len(data) < WORD:
+        data = np.append(data, np.zeros(WORD, np.uint8))
+    windows = np.ndarray(len(data) - WORD + 1, np.dtype("<u8"), data, strides=(1,))  # one begins at each byte
+    places = np.minimum(starts, len(windows) - 1)
+    words: NDArray[np.uint64] = windows[places].astype(np.uint64, copy=False)
+    if sys.byteorder == "little":
+        words.byteswap(inplace=True)
+    words <<= ((starts - places) * 8).view(np.uint64)
+    empty = np.maximum(WORD - (ends - starts), 0)
+    words &= np.uint64((1 << 64) - 1) << (np.minimum(empty, WORD) * 8).view(np.uint64)
+    return words
