@@ -24,8 +24,8 @@ from tdmap.data.kinds import Data, is_data, signed_view
 from tdmap.keys.slots import Slotted
 from tdmap.reducers import Checksum, Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var, exact
 from tdmap.reducers.base import Key, reduced_dims, values_of
-from tdmap.reducers.moments import Moments
-from tdmap.reducers.ranks import larger, ranked, require_elements, smaller, unranked
+from tdmap.reducers.moments import Moments, present, squared, wide
+from tdmap.reducers.ranks import extreme, larger, ranked, require_elements, smaller, unranked
 from tensordict_lite import TensorDict
 
 States: TypeAlias = tuple[Any, ...]
@@ -145,9 +145,10 @@ class GroupedCount(Grouped):
 class _OfEntry(Grouped):
     """Of one entry, reduced within each row first: over the dimensions of `dim` but the rows."""
 
-    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None) -> None:
+    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, skipna: bool) -> None:
         self.key = key
         self.dim = dim
+        self.skipna = skipna
 
     def entry(self, rows: Data) -> tuple[Tensor, tuple[int, ...], int]:
         """Its values, the dimensions within a row to reduce, and how many elements they have."""
@@ -157,18 +158,37 @@ class _OfEntry(Grouped):
 
     def total(self, chunk: Slotted) -> Tensor | None:
         """The sum of each used slot in float64; None where runs are wanted."""
-        return chunk.once((self.key, self.dim), lambda: self._total(chunk))
+        return chunk.once((self.key, self.dim, self.skipna), lambda: self._total(chunk))
 
     def _total(self, chunk: Slotted) -> Tensor | None:
         values, inner, _ = self.entry(chunk.rows)
-        return None if values.is_complex() else _add_by_slot(chunk, values.double().sum(inner) if inner else values)
+        if values.is_complex():
+            return None
+        values = present(values)[0] if self.skipna else values
+        return _add_by_slot(chunk, values.double().sum(inner) if inner else values)
 
     def counted(self, chunk: Slotted) -> tuple[Tensor, Tensor] | None:
         """How many elements each used slot has, besides."""
         sums = self.total(chunk)
         if sums is None:
             return None
-        return torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * self.entry(chunk.rows)[2], sums
+        values, inner, each = self.entry(chunk.rows)
+        if not self.skipna:
+            return torch.from_numpy(chunk.slots.sizes[chunk.slots.used]) * each, sums
+        there = present(values)[1].double()
+        counts = _add_by_slot(chunk, there.sum(inner) if inner else there)
+        return None if counts is None else (counts.long(), sums)
+
+    def in_runs(self, rows: Data, starts: Starts) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The numbers of rows as `wide` has them, how many there are in each run, and which are there, if some are not.
+
+        With `skipna`, zeros stand for NaN, and numbers are counted for each element that is kept of a row.
+        """
+        values, inner, each = self.entry(rows)
+        if not self.skipna:
+            return wide(values), torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each, None
+        numbers, there = present(values)
+        return numbers, reduce_runs(np.add, there.sum(inner) if inner else there.long(), starts), there
 
 
 NOT_OF_NUMPY = frozenset(
@@ -199,8 +219,8 @@ class GroupedSum(_OfEntry):
         values, inner, _ = self.entry(rows)
         if exact.is_integer(values.dtype):
             return exact.grouped_sum(values, inner, starts)
-        wide = _wide(values)
-        return (reduce_runs(np.add, wide.sum(inner) if inner else wide, starts),)
+        numbers = present(values)[0] if self.skipna else wide(values)
+        return (reduce_runs(np.add, numbers.sum(inner) if inner else numbers, starts),)
 
     def update_slots(self, chunk: Slotted) -> States | None:
         values, inner, each = self.entry(chunk.rows)
@@ -224,19 +244,14 @@ class GroupedSum(_OfEntry):
         )
 
 
-def _wide(values: Tensor) -> Tensor:
-    """The values in float64, or in complex128 when they are complex."""
-    return values.resolve_conj().to(torch.complex128) if values.is_complex() else values.double()
-
-
 class GroupedMean(_OfEntry):
     """`Mean`: count and total."""
 
     def update(self, rows: Data, starts: Starts) -> States:
-        values, inner, each = self.entry(rows)
-        counts = torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each
-        wide = _wide(values)  # not int64: means of large integers are small, their sums are not
-        return counts, reduce_runs(np.add, wide.sum(inner) if inner else wide, starts)
+        _, inner, _ = self.entry(rows)
+        # Not in int64: means of large integers are small, their sums are not.
+        numbers, counts, _ = self.in_runs(rows, starts)
+        return counts, reduce_runs(np.add, numbers.sum(inner) if inner else numbers, starts)
 
     def update_slots(self, chunk: Slotted) -> States | None:
         return self.counted(chunk)
@@ -254,37 +269,41 @@ class GroupedMean(_OfEntry):
 
 
 def _beside(counts: Tensor, values: Tensor) -> Tensor:
-    """Counts of groups, shaped to be broadcast over their values."""
-    return counts.reshape(-1, *[1] * (values.ndim - 1))
+    """Counts of groups, shaped to be broadcast over their values, unless there is one for each of them."""
+    return counts if counts.shape == values.shape else counts.reshape(-1, *[1] * (values.ndim - 1))
 
 
 class GroupedVar(_OfEntry):
     """`Var` and `Std`: the columns of `Moments`, of each group."""
 
-    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, correction: int, root: bool) -> None:
-        super().__init__(key, dim)
+    def __init__(
+        self, key: Key | None, dim: int | tuple[int, ...] | None, skipna: bool, correction: int, root: bool
+    ) -> None:
+        super().__init__(key, dim, skipna)
         self.correction = correction
         self.root = root
 
     def update(self, rows: Data, starts: Starts) -> States:
-        values, inner, each = self.entry(rows)
-        lengths = np.diff(starts, append=rows.shape[0])
-        counts = torch.from_numpy(lengths) * each
-        wide = _wide(values)
-        # What is summed again below is kept: one mean an element of the rows' own shape.
-        total = reduce_runs(np.add, wide.sum(inner, keepdim=True) if inner else wide, starts)
+        _, inner, _ = self.entry(rows)
+        numbers, counts, there = self.in_runs(rows, starts)
+        total = reduce_runs(np.add, numbers.sum(inner) if inner else numbers, starts)
         mean = total / _beside(counts, total)
-        mean = torch.where(mean.isfinite(), mean, 0.0)  # infinite numbers have no distance from an infinite mean
-        centred = wide - mean.repeat_interleave(torch.from_numpy(lengths), 0)
-        squares = _squared(centred)
+        # Infinite numbers have no distance from an infinite mean, and no numbers have one at all.
+        mean = torch.where(mean.isfinite(), mean, 0.0)
+        # What is summed again below is kept: one mean an element of the rows' own shape.
+        kept = [1 if dim in inner else size for dim, size in enumerate(numbers.shape)]
+        lengths = torch.from_numpy(np.diff(starts, append=rows.shape[0]))
+        centred = numbers - mean.reshape(-1, *kept[1:]).repeat_interleave(lengths, 0)
+        centred = centred if there is None else torch.where(there, centred, 0.0)
+        squares = squared(centred)
         m2 = reduce_runs(np.add, squares.sum(inner) if inner else squares, starts)
         sums = reduce_runs(np.add, centred.sum(inner) if inner else centred, starts)
-        m2 = (m2 - _squared(sums) / _beside(counts, sums)).clamp_(min=0)
-        return counts, mean.reshape(sums.shape), sums, m2
+        m2 = (m2 - squared(sums) / _beside(counts, sums).clamp(min=1)).clamp_(min=0)
+        return counts, mean, sums, m2
 
     def update_slots(self, chunk: Slotted) -> States | None:
         values, inner, _ = self.entry(chunk.rows)
-        found = None if inner or values.ndim != 1 else self.counted(chunk)
+        found = None if inner or values.ndim != 1 or self.skipna else self.counted(chunk)
         if found is None:
             return None
         counts, total = found
@@ -310,19 +329,16 @@ class GroupedVar(_OfEntry):
         return out.sqrt() if self.root else out
 
 
-def _squared(distance: Tensor) -> Tensor:
-    """Of complex numbers, the squares of both parts, added."""
-    return (distance * distance.conj()).real if distance.is_complex() else distance * distance
-
-
 class GroupedExtrema(_OfEntry):
     """`MinMax`, `Min` and `Max`."""
 
     keeps_type = True
 
-    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, which: str) -> None:
-        super().__init__(key, dim)
+    def __init__(self, key: Key | None, dim: int | tuple[int, ...] | None, skipna: bool, which: str) -> None:
+        super().__init__(key, dim, skipna)
         self.which = which
+        self.smallest: np.ufunc = np.fmin if skipna else np.minimum
+        self.largest: np.ufunc = np.fmax if skipna else np.maximum
 
     def update(self, rows: Data, starts: Starts) -> States:
         values, inner, each = self.entry(rows)
@@ -330,9 +346,11 @@ class GroupedExtrema(_OfEntry):
         require_elements(each, f"the smallest or largest value of {self.key!r}")
         out = []
         if self.which != "max":
-            out.append(_extreme(np.minimum, ranks.amin(inner) if inner else ranks, starts))
+            found = extreme(ranks, inner, False, self.skipna) if inner else ranks
+            out.append(_extreme(self.smallest, found, starts))
         if self.which != "min":
-            out.append(_extreme(np.maximum, ranks.amax(inner) if inner else ranks, starts))
+            found = extreme(ranks, inner, True, self.skipna) if inner else ranks
+            out.append(_extreme(self.largest, found, starts))
         return tuple(unranked(column, values.dtype) for column in out)
 
     def update_slots(self, chunk: Slotted) -> States | None:
@@ -342,17 +360,17 @@ class GroupedExtrema(_OfEntry):
         ranks = ranked(values, f"the smallest or largest value of {self.key!r}").detach()
         out = []
         if self.which != "max":
-            out.append(_extreme_by_slot(np.minimum, ranks, chunk))
+            out.append(_extreme_by_slot(self.smallest, ranks, chunk))
         if self.which != "min":
-            out.append(_extreme_by_slot(np.maximum, ranks, chunk))
+            out.append(_extreme_by_slot(self.largest, ranks, chunk))
         return tuple(unranked(column, values.dtype) for column in out)
 
     def merge(self, a: States, b: States) -> States:
         merged = []
         if self.which != "max":
-            merged.append(smaller(a[0], b[0]))
+            merged.append(smaller(a[0], b[0], self.skipna))
         if self.which != "min":
-            merged.append(larger(a[-1], b[-1]))
+            merged.append(larger(a[-1], b[-1], self.skipna))
         return tuple(merged)
 
     def finish(self, states: States) -> Any:
@@ -481,13 +499,13 @@ def stack_answers(answers: list[Any], name: str) -> Any:
 
 _FORMS: Mapping[type, Callable[[Any], Grouped]] = {
     Count: lambda r: GroupedCount(),
-    Sum: lambda r: GroupedSum(r.key, r.dim),
-    Mean: lambda r: GroupedMean(r.key, r.dim),
-    Var: lambda r: GroupedVar(r.key, r.dim, r.correction, False),
-    Std: lambda r: GroupedVar(r.key, r.dim, r.correction, True),
-    MinMax: lambda r: GroupedExtrema(r.key, r.dim, "both"),
-    Min: lambda r: GroupedExtrema(r.key, r.dim, "min"),
-    Max: lambda r: GroupedExtrema(r.key, r.dim, "max"),
+    Sum: lambda r: GroupedSum(r.key, r.dim, r.skipna),
+    Mean: lambda r: GroupedMean(r.key, r.dim, r.skipna),
+    Var: lambda r: GroupedVar(r.key, r.dim, r.skipna, r.correction, False),
+    Std: lambda r: GroupedVar(r.key, r.dim, r.skipna, r.correction, True),
+    MinMax: lambda r: GroupedExtrema(r.key, r.dim, r.skipna, "both"),
+    Min: lambda r: GroupedExtrema(r.key, r.dim, r.skipna, "min"),
+    Max: lambda r: GroupedExtrema(r.key, r.dim, r.skipna, "max"),
     First: lambda r: GroupedEnd(r.key, False),
     Last: lambda r: GroupedEnd(r.key, True),
 }

@@ -4,6 +4,7 @@
     int8..int64           the number, counted from the smallest one of its dtype
     float16..float64      the bits, with the sign flipped, and all of them where it was set; -0.0 is 0.0, NaN comes last
     uint8 rows of m bytes big-endian, eight bytes a word
+    descending            the number subtracted from a constant, modulo its bits, by which NaN and None still come last
 
 Columns of a composite key share a word as long as their bits fit into one.
 """
@@ -51,6 +52,8 @@ class KeyColumn:
     """How messages call it."""
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
+    none: int | None = None
+    """The largest value, which stands for a string that is None."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _BITS:
@@ -103,6 +106,14 @@ class KeyColumn:
         word = raw.astype(np.int64).view(np.uint64) & np.uint64((1 << bits) - 1)
         word ^= np.where(negative, np.uint64((1 << bits) - 1), sign)
         return [word]
+
+    def turned(self, number: Array, bits: int) -> Array:
+        """One of its numbers in descending order, with NaN and None last all the same; and back."""
+        last = 0
+        if self.is_float or self.none is not None:
+            value = torch.nan if self.none is None else self.none
+            last = int(self.encode(torch.tensor([value], dtype=self.dtype))[0][0])
+        return (np.uint64((last - 1) % (1 << 64)) - number) & np.uint64((1 << bits) - 1)
 
     def _encode_bytes(self, values: Tensor) -> list[Array]:
         rows, width = values.shape
@@ -182,7 +193,7 @@ class KeyCodec:
         numbers = []
         for column, value, down in zip(self.columns, values, self.descending):
             for number, bits in zip(column.encode(value), column.pieces):
-                numbers.append(number ^ np.uint64((1 << bits) - 1) if down else number)
+                numbers.append(column.turned(number, bits) if down else number)
         words, pieces = [], iter(numbers)
         for layout in self._layout:
             word = next(pieces)
@@ -205,7 +216,7 @@ class KeyCodec:
             pieces = column.pieces
             mine = numbers[at : at + len(pieces)]
             if down:
-                mine = [number ^ np.uint64((1 << bits) - 1) for number, bits in zip(mine, pieces)]
+                mine = [column.turned(number, bits) for number, bits in zip(mine, pieces)]
             out.append(column.decode(mine))
             at += len(pieces)
         return out

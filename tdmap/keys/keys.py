@@ -100,17 +100,19 @@ class KeySpec:
         """How messages call a column."""
         return "the result of the key function" if self.fn is not None else f"the key {self.names[index]!r}"
 
-    def codec(self, values: Sequence[Any], descending: tuple[bool, ...] = ()) -> KeyCodec:
-        """How columns like these become words.
+    def codec(
+        self, values: Sequence[Any], descending: tuple[bool, ...] = (), none: tuple[int | None, ...] = ()
+    ) -> KeyCodec:
+        """How columns like these become words; `none` as in `KeyReader`.
 
         Raises:
             TypeError, ValueError: a column that cannot be a key.
         """
         columns = []
-        for index, value in enumerate(values):
+        for index, (value, missing) in enumerate(zip(values, none or repeat(None))):
             if not isinstance(value, Tensor):
                 raise TypeError(f"{self.describe(index)} holds {type(value).__name__}, which cannot be a key.")
-            columns.append(KeyColumn(self.describe(index), value.dtype, tuple(value.shape[1:])))
+            columns.append(KeyColumn(self.describe(index), value.dtype, tuple(value.shape[1:]), missing))
         return KeyCodec(tuple(columns), descending)
 
 

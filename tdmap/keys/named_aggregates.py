@@ -21,6 +21,7 @@ from tdmap.keys.prepare import prepare
 from tdmap.memory.spill import Spill
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
 from tdmap.reducers.base import Key
+from tdmap.reducers.moments import _Keyed
 from tdmap.run.context import Context
 
 Path: TypeAlias = "str | tuple[str, ...]"
@@ -56,9 +57,11 @@ class Asked(NamedTuple):
     ordered: dict[Path, Ordered]
     counted: dict[Path, Key]
     """Entries whose rows are counted, where they are named: a count reads none of them."""
+    skipna: bool
+    """Reducers by name leave NaN out."""
 
 
-def parse(spec: object) -> Asked:
+def parse(spec: object, skipna: bool = False) -> Asked:
     """What `GroupBy.agg` was given.
 
     Raises:
@@ -75,7 +78,7 @@ def parse(spec: object) -> Asked:
             'agg takes a mapping, as in {"price": ["mean", "max"], "sold": "sum", "n": ("price", "count")}: got '
             f"{spec!r}."
         )
-    asked = Asked({}, {}, {})
+    asked = Asked({}, {}, {}, skipna)
     for name, value in spec.items():
         if isinstance(value, list):
             parts = path_of(name)
@@ -108,7 +111,9 @@ def _add(asked: Asked, path: Path, key: Key, what: object) -> None:
         return
     name, *arguments = what if isinstance(what, tuple) else (what,)
     if name in NAMED and not arguments:
-        asked.reducers[path] = NAMED[name](key)
+        reducer = asked.reducers[path] = NAMED[name](key)
+        if isinstance(reducer, _Keyed):
+            reducer.skipna = asked.skipna
     elif name == "median" and not arguments:
         asked.ordered[path] = Ordered(key, 0.5)
     elif name == "nunique" and not arguments:
@@ -175,7 +180,6 @@ class OrderedGroups:
         down = tuple(descending and name == value for name in names)
         keyed = prepare(ctx, data, KeySpec(names), "group_by", dropna=False, descending=down)
         index = sorted_rows(ctx, keyed, spill, with_words=True)
-        self.descending = descending
         self.rows: NDArray[np.int64] = index.rows.numpy()
         self.words = [word.numpy().view(np.uint64) for word in index.words]
         columns = keyed.codec.decode(self.words)
@@ -230,14 +234,9 @@ class OrderedGroups:
         """The numbers of the first `k` rows of each group, group by group; those with NaN come last."""
         if not len(self.rows):
             return torch.from_numpy(self.rows)
-        gaps = self.lengths - self._present()
         group = np.repeat(np.arange(len(self.starts)), self.lengths)
         place = np.arange(len(self.rows)) - self.starts[group]
-        if self.descending and bool(self.missing.any()):  # they come first
-            place = (place - gaps[group]) % self.lengths[group]
-        chosen = np.flatnonzero(place < k)
-        order = np.lexsort((place[chosen], group[chosen]))
-        return torch.from_numpy(self.rows[chosen[order]])
+        return torch.from_numpy(self.rows[place < k])
 
     def _present(self) -> NDArray[Any]:
         missing = np.add.reduceat(self.missing.astype(np.int64), self.starts) if len(self.rows) else 0

@@ -184,7 +184,7 @@ def prepare(
         data, spec, labels = _number_strings(ctx, data, spec)
         first = _first_key(data, spec)
         none = tuple(len(label) - 1 if label is not None and label.has_none else None for label in labels)
-    reader = KeyReader(spec, spec.codec(first, descending), dropna, what, none)
+    reader = KeyReader(spec, spec.codec(first, descending, none), dropna, what, none)
     return KeyedData(data, reader, [], labels, names).resampled()
 
 

@@ -201,6 +201,7 @@ class GroupBy:
         spec: Mapping[Any, Any],
         *,
         out: Dataset[Any] | str | os.PathLike[str] | None = None,
+        skipna: bool = False,
         **options: Unpack[Options],
     ) -> Any:
         """One row per key, with statistics given by name, in one pass if possible.
@@ -218,6 +219,8 @@ class GroupBy:
                 list of numbers from 0 to 1. Quantiles and `"nunique"` are exact and ignore NaN and None. They sort the
                 entry, with 16 bytes of memory per row. `"count"`, `"first"`, `"last"` and `"nunique"` take strings and
                 bytes; `"first"` and `"last"` take ragged rows and objects as well.
+            skipna: leave NaN out of `"sum"`, `"mean"`, `"var"`, `"std"`, `"min"`, `"max"` and `"minmax"`. Otherwise the
+                result of a group with a NaN is NaN.
             out, **options: as `reduce`.
 
         Returns:
@@ -236,7 +239,7 @@ class GroupBy:
             >>> result["sold", "sum"], result["sold", "median"]
             (tensor([2., 5.], dtype=torch.float64), tensor([2.0000, 2.5000], dtype=torch.float64))
         """
-        asked = parse(spec)
+        asked = parse(spec, skipna)
         _parts(self, {**asked.reducers, **dict.fromkeys(asked.ordered)})
         for path, key in asked.counted.items():
             require_entry(self.data, key, f"the entry of {path!r}")

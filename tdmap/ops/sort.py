@@ -57,8 +57,8 @@ def sort(
     Args:
         data: a tensor or collection with rows in dimension 0.
         key: an entry, a nested entry (a tuple of strings), a list of entries (the first is the primary key), or a
-            function of a chunk that returns one value per row. `tdmap.group_by` lists the types. NaN is larger than
-            every number, as for `torch.sort`, and None larger than every string.
+            function of a chunk that returns one value per row. `tdmap.group_by` lists the types. Rows with NaN, or with
+            a string that is None, come last, also with `descending`.
         out: None (new shared memory), a folder (new memory-mapped dataset), or a dataset with enough rows.
         descending: sort from large to small; with several keys also a list of bools. Stable too.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some

@@ -14,7 +14,7 @@ from torch import Tensor
 from tdmap.reducers import exact
 from tdmap.reducers.base import Key, Reducer, reduced_dims, values_of
 from tdmap.reducers.blocks import moments, wide_sum
-from tdmap.reducers.ranks import larger, ranked, require_elements, smaller, unranked
+from tdmap.reducers.ranks import extreme, larger, ranked, require_elements, smaller, unranked
 from tensordict_lite import TensorDict
 
 
@@ -28,6 +28,23 @@ def _count(values: Tensor, dims: tuple[int, ...]) -> int:
     for dim in dims:
         out *= values.shape[dim]
     return out
+
+
+def wide(values: Tensor) -> Tensor:
+    """The values in float64, or in complex128 when they are complex."""
+    return values.resolve_conj().to(torch.complex128) if values.is_complex() else values.double()
+
+
+def present(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The values as `wide` has them, with zeros for NaN; and which of them are not NaN."""
+    numbers = wide(values)
+    there = ~numbers.isnan()
+    return torch.where(there, numbers, 0.0), there
+
+
+def squared(distance: Tensor) -> Tensor:
+    """Of complex numbers, the squares of both parts, added."""
+    return (distance * distance.conj()).real if distance.is_complex() else distance * distance
 
 
 class Count(Reducer[int]):
@@ -59,9 +76,10 @@ class _Keyed(Reducer[Any]):
     grows = False
     """Whether states of more rows may have more elements."""
 
-    def __init__(self, key: Key | None = None, dim: int | tuple[int, ...] | None = 0) -> None:
+    def __init__(self, key: Key | None = None, dim: int | tuple[int, ...] | None = 0, *, skipna: bool = False) -> None:
         self.key = key
         self.dim = dim
+        self.skipna = skipna
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r}, dim={self.dim!r})"
@@ -112,11 +130,14 @@ class Sum(_Keyed):
     Args:
         key: entry to reduce; ``None`` when rows are plain tensors.
         dim: dimensions of the whole entry, rows being 0; ``None`` for all.
+        skipna: leave NaN out. Otherwise a sum with a NaN is NaN.
     """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
         if exact.is_integer(values.dtype):
             return exact.exact_sum(values, dims)
+        if self.skipna:
+            return present(values)[0].sum(dims)
         return values.sum(dims, dtype=torch.complex128 if values.dtype.is_complex else torch.float64)
 
     def join(self, a: Any, b: Any) -> Any:
@@ -148,33 +169,54 @@ class Moments(NamedTuple):
     def join(self, other: Moments) -> Moments:
         """Of both together (Chan, Golub and LeVeque)."""
         n, m = self.count, other.count
-        apart = other.centre - self.centre
-        delta = apart + (other.sums / m - self.sums / n)
-        between = (delta * delta.conj()).real * (n * (m / (n + m)))
-        return Moments(n + m, self.centre, self.sums + (other.sums + m * apart), self.m2 + other.m2 + between)
+        centre = torch.where(n == 0, other.centre, self.centre) if isinstance(n, Tensor) else self.centre
+        apart = other.centre - centre
+        delta = apart + (other.sums / (m + (m == 0)) - self.sums / (n + (n == 0)))
+        between = (delta * delta.conj()).real * (n * (m / (n + m + (n + m == 0))))
+        return Moments(n + m, centre, self.sums + (other.sums + m * apart), self.m2 + other.m2 + between)
 
 
 class _Moments(_Keyed):
     """Keeps `Moments`, as a plain tuple: states are saved as data, which names no classes."""
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
+        if self.skipna:
+            return self._of_present(values, dims)
         count = _count(values, dims)
         if values.is_complex():  # E|z - mean|^2: the variances of both parts, added
             centre, sums, m2 = moments(torch.view_as_real(values.resolve_conj()), dims, count)
             return count, torch.view_as_complex(centre), torch.view_as_complex(sums), m2.sum(-1)
         return count, *moments(values, dims, count)
 
+    @staticmethod
+    def _of_present(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        numbers, there = present(values)
+        counts = there.sum(dims, keepdim=True).double()
+        centre = numbers.sum(dims, keepdim=True) / (counts + (counts == 0))
+        centre = torch.where(centre.isfinite(), centre, 0.0)
+        centred = torch.where(there, numbers - centre, 0.0)
+        sums = centred.sum(dims, keepdim=True)
+        m2 = squared(centred).sum(dims, keepdim=True) - squared(sums) / (counts + (counts == 0))
+        kept = [size for dim, size in enumerate(values.shape) if dim not in dims]
+        return counts.view(kept), centre.view(kept), sums.view(kept), m2.clamp(min=0).view(kept)
+
     def join(self, a: Any, b: Any) -> Any:
-        if not a[0]:  # rows without elements
+        if isinstance(a[0], int) and not a[0]:  # rows without elements
             return b
         return tuple(Moments(*a).join(Moments(*b)))
 
     def serves(self, other: Reducer[Any]) -> bool:
-        return isinstance(other, _Moments) and other.key == self.key and other.dim == self.dim
+        return isinstance(other, _Moments) and all(
+            getattr(other, name) == getattr(self, name) for name in ("key", "dim", "skipna")
+        )
 
 
 class Mean(_Moments):
     """Mean over ``dim``, in float64.
+
+    Args:
+        key, dim: as `Sum`.
+        skipna: leave NaN out. Otherwise a mean with a NaN is NaN; a mean of nothing else always is.
 
     Example:
         >>> from tensordict_lite import TensorDict
@@ -185,6 +227,9 @@ class Mean(_Moments):
     """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> Any:
+        if self.skipna:
+            numbers, there = present(values)
+            return there.sum(dims).double(), numbers.sum(dims)
         sums = values.sum(dims, dtype=torch.complex128) if values.is_complex() else wide_sum(values, dims)
         return _count(values, dims), sums
 
@@ -206,17 +251,25 @@ class Var(_Moments):
     Args:
         key: entry to reduce.
         dim: dimensions of the whole entry, rows being 0.
-        correction: subtracted from the number of values (1: the sample variance, as in torch).
+        correction: subtracted from the number of values (1: the sample variance, as in torch; 0: as in NumPy).
+        skipna: leave NaN out. Otherwise a variance with a NaN is NaN.
     """
 
-    def __init__(self, key: Key | None = None, dim: int | tuple[int, ...] | None = 0, correction: int = 1) -> None:
-        super().__init__(key, dim)
+    def __init__(
+        self,
+        key: Key | None = None,
+        dim: int | tuple[int, ...] | None = 0,
+        correction: int = 1,
+        *,
+        skipna: bool = False,
+    ) -> None:
+        super().__init__(key, dim, skipna=skipna)
         self.correction = correction
 
     def finish(self, state: Any) -> Tensor:
         count, *_, m2 = self.need(state)
-        out: Tensor = m2 / (count - self.correction) if count > self.correction else torch.full_like(m2, torch.nan)
-        return out
+        free = torch.as_tensor(count - self.correction, dtype=torch.float64)
+        return torch.where(free > 0, m2 / free, torch.nan)
 
 
 class Std(Var):
@@ -229,16 +282,17 @@ class Std(Var):
 class MinMax(_Keyed):
     """Smallest and largest value over ``dim``, in the entry's dtype, as a TensorDict with ``min`` and ``max``.
 
-    If any value is NaN, both are NaN. Complex numbers raise TypeError.
+    If any value is NaN, both are NaN; with ``skipna``, if all are. Complex numbers raise TypeError.
     """
 
     def of(self, values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         ranks = ranked(values, repr(self))
         require_elements(_count(values, dims), repr(self))
-        return unranked(ranks.amin(dims), values.dtype), unranked(ranks.amax(dims), values.dtype)
+        low, high = (unranked(extreme(ranks, dims, largest, self.skipna), values.dtype) for largest in (False, True))
+        return low, high
 
     def join(self, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return smaller(a[0], b[0]), larger(a[1], b[1])
+        return smaller(a[0], b[0], self.skipna), larger(a[1], b[1], self.skipna)
 
     def finish(self, state: Any) -> Any:
         low, high = self.need(state)

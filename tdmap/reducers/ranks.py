@@ -52,11 +52,20 @@ def unranked(ranks: Tensor, dtype: torch.dtype) -> Tensor:
     return (ranks ^ _TOP).view(dtype) if dtype is torch.uint64 else ranks.to(dtype)
 
 
-def smaller(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller one of each two; NaN where one is."""
-    return unranked(torch.minimum(ranked(a), ranked(b)), a.dtype)
+def extreme(ranks: Tensor, dims: tuple[int, ...], largest: bool, skipna: bool) -> Tensor:
+    """The smallest or the largest over dimensions; NaN where one is, or with `skipna` where all are."""
+    if not skipna or not ranks.is_floating_point():
+        return ranks.amax(dims) if largest else ranks.amin(dims)
+    nan = ranks.isnan()
+    known = torch.where(nan, -torch.inf, ranks).amax(dims) if largest else torch.where(nan, torch.inf, ranks).amin(dims)
+    return known.masked_fill_(nan.all(dims), torch.nan)
 
 
-def larger(a: Tensor, b: Tensor) -> Tensor:
-    """The larger one of each two; NaN where one is."""
-    return unranked(torch.maximum(ranked(a), ranked(b)), a.dtype)
+def smaller(a: Tensor, b: Tensor, skipna: bool = False) -> Tensor:
+    """The smaller one of each two; NaN where one is, or with `skipna` where both are."""
+    return unranked((torch.fmin if skipna else torch.minimum)(ranked(a), ranked(b)), a.dtype)
+
+
+def larger(a: Tensor, b: Tensor, skipna: bool = False) -> Tensor:
+    """The larger one of each two; NaN where one is, or with `skipna` where both are."""
+    return unranked((torch.fmax if skipna else torch.maximum)(ranked(a), ranked(b)), a.dtype)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap import reducers as reducers_
 from tdmap.reducers import First, Last, Max, Min, Sum
 from tensordict_lite import TensorDict
 
@@ -125,6 +126,68 @@ def test_first_last_smallest_and_largest_of_every_dtype(dtype: torch.dtype) -> N
     assert [whole[name].double() for name in ("first", "last", "min", "max")] == [
         numbers.to(dtype)[0].double(), numbers.to(dtype)[-1].double(), groups["v"].min().min(), groups["v"].max().max(),
     ]  # fmt: skip
+
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.complex64]
+
+
+def holes(dtype: torch.dtype) -> TensorDict:
+    """Rows of which some, and in one group all, are NaN; and rows far from zero."""
+    r = np.random.default_rng(3)
+    numbers = torch.from_numpy(r.integers(-50, 50, (400, 2, 3))).to(torch.complex128 if dtype.is_complex else dtype)
+    keys = torch.from_numpy(r.integers(0, 6, 400))
+    if dtype is torch.float64:
+        numbers += 1e9
+    numbers = numbers.to(dtype)
+    if dtype is not torch.int16:
+        numbers[torch.from_numpy(r.random((400, 2, 3)) < 0.3)] = torch.nan
+        numbers[keys == 2] = torch.nan
+        numbers[:120, 0] = torch.nan  # all of the first chunks
+    return TensorDict({"k": keys, "x": numbers, "n": {"y": numbers[:, 1, 2].clone()}}, [400])
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty|Degrees of freedom|All-NaN")
+@pytest.mark.parametrize("skipna", [True, False])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("key", ["x", ("n", "y")], ids=str)
+def test_nan_is_passed_on_or_left_out(key: Any, dtype: torch.dtype, skipna: bool, tmp_path: Any) -> None:
+    data = holes(dtype).memmap(tmp_path / "data")
+    wide = data[key].to(torch.complex128 if dtype.is_complex else torch.float64).numpy()
+    dims: list[Any] = [0, None, (0, 2)] if key == "x" else [0]
+    names = ["sum", "mean", "var", "std"] if dtype.is_complex else ["sum", "mean", "var", "std", "min", "max"]
+
+    def oracle(name: str, values: Any, dim: Any) -> Any:
+        options = {"ddof": 1} if name in ("var", "std") else {}
+        found = getattr(np, ("nan" if skipna else "") + name)(values, axis=dim, **options)
+        # NumPy's sum without NaN of complex numbers takes the other part for a number.
+        return np.where(np.isnan(values), 0, values).sum(dim) if skipna and name == "sum" else found
+
+    def check(found: Any, values: Any, dim: Any, name: str) -> None:
+        wanted = oracle(name, values, dim)
+        got = found.to(torch.complex128 if found.is_complex() else torch.float64).numpy()
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12, err_msg=f"{name} {dim}")
+
+    for dim in dims:
+        reducers = {name: getattr(reducers_, name.capitalize())(key, dim, skipna=skipna) for name in names}
+        for found in (
+            tdmap.reduce(data, reducers, num_workers=0, chunksize=50),
+            data.pipeline().map(lambda rows: rows).reduce(reducers, num_workers=0, chunksize=50),
+            *(tdmap.reduce(data, {name: part}, num_workers=0, chunksize=50) for name, part in reducers.items()),
+        ):
+            for name in found.keys():
+                check(found[name], wide, dim, name)
+        for chunksize in (None, 50):
+            for rows, label in ((data, "k"), (data.exclude(), lambda chunk: chunk["k"] * 10.0**9)):
+                groups = tdmap.group_by(rows, label).reduce(reducers, num_workers=0, chunksize=chunksize)
+                for number, k in enumerate(range(6)):
+                    for name in names:
+                        check(groups[name][number], wide[data["k"] == k], dim, name)
+    named = tdmap.group_by(data, "k").agg(
+        {"r": (key, "mean")} | {n: (key, n) for n in names}, skipna=skipna, num_workers=0
+    )
+    for k in range(6):
+        for name in names:
+            check(named[name][k], wide[data["k"] == k], 0, name)
 
 
 @pytest.mark.parametrize("largest", [True, False])

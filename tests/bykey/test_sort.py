@@ -103,13 +103,19 @@ def test_several_keys_with_directions_of_their_own(tmp_path, small_pieces):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_nan_is_the_largest_as_for_torch_and_both_zeros_are_one(dtype):
+def test_nan_comes_last_and_both_zeros_are_one(dtype):
     tiny = torch.finfo(dtype).tiny
     numbers = [0.0, -0.0, 1.5, torch.nan, -1.5, tiny, -tiny, -torch.inf, torch.inf, -torch.nan, 0.0]
     data = TensorDict({"f": torch.tensor(numbers, dtype=dtype), "row": torch.arange(11)}, [11])
     for descending in (False, True):
-        wanted = data["f"].double().sort(descending=descending, stable=True).indices
-        assert torch.equal(tdmap.sort(data, "f", descending=descending, num_workers=2)["row"], wanted)
+        lost = -torch.inf if descending else torch.inf
+        numbers = data["f"].double().nan_to_num(nan=lost, posinf=torch.inf, neginf=-torch.inf)
+        wanted = np.lexsort((-numbers if descending else numbers, data["f"].isnan()))
+        assert tdmap.sort(data, "f", descending=descending, num_workers=2)["row"].tolist() == wanted.tolist()
+        smallest = tdmap.top_k(data, "f", 11, largest=descending, num_workers=0)["row"]
+        assert smallest.tolist() == wanted.tolist()
+        groups = tdmap.group_by(TensorDict({**data, "k": torch.zeros(11)}, [11]), "k")
+        assert groups.top_k("f", 11, largest=descending, num_workers=0)["row"].tolist() == wanted.tolist()
 
 
 def test_strings_functions_tensors_and_nested_keys():
