@@ -10,6 +10,7 @@ half the bytes, and what is sorted is plain numbers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from tdmap.data.kinds import Data
 from tdmap.data.reader import select
 from tdmap.data.sizes import row_bytes_of
 from tdmap.keys.keys import KeyReader
-from tdmap.keys.order import Words, group_starts, is_sorted, sort_numbered, stable_order
+from tdmap.keys.order import Words, group_starts, is_sorted, sort_numbered, sorted_words, stable_order
 from tdmap.keys.prepare import KeyedData, count_partitions, plan_rows
 from tdmap.keys.reducing import CutChunk
 from tdmap.keys.spilling import RUNS, Partitions, Run, by_partition
@@ -42,7 +43,7 @@ class KeyIndex(NamedTuple):
     """Rows in the order of their keys, in shared memory, or in files when there are many."""
 
     rows: Tensor
-    """Their numbers, int64."""
+    """Their numbers, int64, or nothing."""
     words: list[Tensor]
     """Their sorted words as the bits of int64, or nothing."""
     is_unique: bool
@@ -80,26 +81,27 @@ class PartitionWork:
 
 
 class SortPartition(PartitionWork):
-    """Keys of words beside row numbers."""
+    """Keys of words, beside row numbers if these are wanted."""
 
     def sort(self, partition: int, first: int, count: int) -> int:
         large = count * self.partitions.row_bytes > self.whole_bytes
         if large and self.partitions.only_key(partition, self.whole_bytes) is not None:
             for begin, end in self.partitions.batches(partition, self.whole_bytes):
-                words, (rows,) = self.partitions.read(partition, begin, end)
-                self._write(first, rows.numpy(), words)
-                first += len(rows)
+                words, rows = self.partitions.read(partition, begin, end)
+                self._write(first, rows, words)
+                first += len(words[0])
             return 1
-        words, (rows,) = self.partitions.read(partition)
-        numbers = rows.numpy()
-        if not is_sorted(words):
+        words, rows = self.partitions.read(partition)
+        if not rows:
+            words = sorted_words(words)
+        elif not is_sorted(words):
             order, words = stable_order(words)
-            numbers = numbers[order]
-        self._write(first, numbers, words)
+            rows = [torch.from_numpy(rows[0].numpy()[order])]
+        self._write(first, rows, words)
         return len(group_starts(words))
 
-    def _write(self, first: int, rows: NDArray[np.int64], words: Words) -> None:
-        blocks = [torch.from_numpy(rows), *(torch.from_numpy(word.view(np.int64)) for word in words)]
+    def _write(self, first: int, rows: Sequence[Tensor], words: Words) -> None:
+        blocks = [*rows, *(torch.from_numpy(word.view(np.int64)) for word in words)]
         for number, (file, block) in enumerate(zip(self.places.descriptors, blocks)):
             if file >= 0:
                 self.places.write(number, file, first, block)
@@ -194,13 +196,19 @@ def _bounds(keyed: KeyedData) -> tuple[int, int] | None:
 
 
 def sorted_rows(
-    ctx: Context, keyed: KeyedData, spill: Spill, *, with_words: bool, chunksize: int | None = None
+    ctx: Context,
+    keyed: KeyedData,
+    spill: Spill,
+    *,
+    with_words: bool,
+    with_rows: bool = True,
+    chunksize: int | None = None,
 ) -> KeyIndex:
     """The rows in the order of their keys. Rows whose key is a NaN that is to be left out are not among them."""
     spill.make()
     length = int(keyed.data.shape[0])
     words = keyed.codec.num_words
-    row_bytes = 8 * (words + 1)
+    row_bytes = 8 * (words + with_rows)
     source = keyed.data if keyed.reader.spec.fn is not None else select(keyed.data, keyed.reader.spec.names)
     plan_bytes = row_bytes_of(source, length)
     plan = plan_rows(length, plan_bytes, chunksize)
@@ -213,14 +221,14 @@ def sorted_rows(
     if bounds is not None and packs:
         cut = CutPacked(keyed.reader, spill, splits, bounds[0], bits)
     else:
-        cut = CutChunk(keyed.reader, spill, splits, None, by_number=True)
+        cut = CutChunk(keyed.reader, spill, splits, None if with_rows else (), by_number=with_rows)
         cut.__qualname__ = keyed.reader.what
     nbytes_read = length * plan_bytes if keyed.reader.spec.fn is None else sys.maxsize  # which may do anything
     runs: list[Any] = ctx.light(0 if plan.num_chunks <= 1 else nbytes_read).step(source, plan, cut) if length else []
-    partitions = Partitions(spill, runs, words, [] if packs else [Shape(torch.int64, ())])
+    partitions = Partitions(spill, runs, words, [Shape(torch.int64, ())] if with_rows and not packs else [])
     counts = partitions.rows
     total = int(counts.sum())
-    columns = _room(total, 1 + words if with_words else 1, spill, ctx.tuning.heap_bytes)
+    columns = _room(total, with_rows + (words if with_words else 0), spill, ctx.tuning.heap_bytes)
     distinct = 0
     if total:
         places = RowFiles.of([*columns, *([None] * (0 if with_words or packs else words))])
@@ -232,7 +240,8 @@ def sorted_rows(
             work = SortPacked(partitions, firsts, places, name, whole, bits)
         numbers = torch.arange(len(counts))
         distinct = sum(ctx.light(partitions.nbytes).step(numbers, ChunkPlan(len(counts), 1, unit=KEY_RANGE), work))
-    return KeyIndex(columns[0], columns[1:], distinct == total)
+    rows = columns.pop(0) if with_rows else torch.empty(0, dtype=torch.int64)
+    return KeyIndex(rows, columns, distinct == total)
 
 
 def _room(rows: int, count: int, spill: Spill, heap_bytes: int) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from tdmap.data.reader import narrow, require_entry
 from tdmap.keys.codec import KeyCodec
 from tdmap.keys.index import sorted_rows
 from tdmap.keys.keys import KeySpec
-from tdmap.keys.order import group_starts
+from tdmap.keys.order import group_starts, take
 from tdmap.keys.prepare import prepare
 from tdmap.memory.spill import Spill
 from tdmap.reducers import Count, First, Last, Max, Mean, Min, MinMax, Reducer, Std, Sum, Var
@@ -99,7 +100,9 @@ def parse(spec: object, skipna: bool = False) -> Asked:
 def _called(what: object) -> str:
     """The entry that one of several statistics goes to."""
     if isinstance(what, tuple):
-        return "_".join(f"{part:g}" if isinstance(part, float) else str(part) for part in what)
+        return "_".join(
+            f"{part:g}" if isinstance(part, float) and float(f"{part:g}") == part else f"{part}" for part in what
+        )
     return what if isinstance(what, str) else type(what).__name__.lower()
 
 
@@ -130,9 +133,16 @@ def _add(asked: Asked, path: Path, key: Key, what: object) -> None:
 
 def _quantiles(q: Any) -> float | tuple[float, ...]:
     several = tuple(q) if isinstance(q, (list, tuple)) else (q,)
-    if not several or not all(isinstance(one, (int, float)) and 0 <= one <= 1 for one in several):
+    if not several or not all(isinstance(one, Real) and 0 <= float(one) <= 1 for one in several):
         raise ValueError(f"a quantile must be in [0, 1]: got {q!r}.")
     return tuple(map(float, several)) if isinstance(q, (list, tuple)) else float(q)
+
+
+def _missing(values: Tensor, none: int | None) -> NDArray[np.bool_]:
+    """Which values are NaN, or the number that stands for None."""
+    if values.is_floating_point():
+        return values.isnan().reshape(len(values), values.shape[1:].numel()).any(1).numpy()
+    return np.zeros(len(values), bool) if none is None else (values == none).numpy()
 
 
 # -- groups whose rows are in the order of an entry ----------------------------------------------------
@@ -150,6 +160,7 @@ class OrderedGroups:
         value: the entry.
         dropna: leave out rows whose key is NaN.
         descending: from large to small.
+        with_rows: find the numbers of the rows too.
         text: the entry may hold strings or bytes, in the order of their code points.
 
     Raises:
@@ -166,6 +177,7 @@ class OrderedGroups:
         spill: Spill,
         descending: bool = False,
         text: bool = False,
+        with_rows: bool = False,
     ) -> None:
         if spec.fn is not None:
             raise TypeError(
@@ -179,25 +191,28 @@ class OrderedGroups:
         descending = descending and value not in spec.names  # groups are in the order of their keys
         down = tuple(descending and name == value for name in names)
         keyed = prepare(ctx, data, KeySpec(names), "group_by", dropna=False, descending=down)
-        index = sorted_rows(ctx, keyed, spill, with_words=True)
+        index = sorted_rows(ctx, keyed, spill, with_words=True, with_rows=with_rows)
         self.rows: NDArray[np.int64] = index.rows.numpy()
         self.words = [word.numpy().view(np.uint64) for word in index.words]
-        columns = keyed.codec.decode(self.words)
-        count = len(spec.names)
-        keys = columns[:count]
-        self.values = columns[names.index(value)]
-        none = keyed.reader.none[names.index(value)] if keyed.reader.none else None
-        found = self.values.isnan() if self.values.is_floating_point() else self.values == none
-        self.missing: NDArray[np.bool_] = found.numpy() if isinstance(found, Tensor) else np.zeros(len(self.rows), bool)
-        if dropna and len(self.rows):
-            bad = torch.stack([key.isnan().reshape(len(key), -1).any(1) for key in keys]).any(0).numpy()
+        count, place = len(spec.names), names.index(value)
+        columns = keyed.codec.columns
+        own, alone = KeyCodec(columns[:count]), KeyCodec(columns[place : place + 1], down[place : place + 1])
+        if place == count and own.num_words + alone.num_words == len(self.words):  # no word is of both
+            keys, (self.values,) = self.words[: own.num_words], alone.decode(self.words[own.num_words :])
+        else:
+            decoded = keyed.codec.decode(self.words)
+            keys, self.values = own.encode(decoded[:count]), decoded[place]
+        nones = keyed.reader.none or (None,) * len(names)
+        self.missing = _missing(self.values, nones[place])
+        if dropna and len(self.values):
+            bad = np.stack([_missing(key, none) for key, none in zip(own.decode(keys), nones)]).any(0)
             self._keep(np.flatnonzero(~bad))
-            keys = [key[torch.from_numpy(~bad)] for key in keys]
-        self.starts = group_starts(KeyCodec(keyed.codec.columns[:count]).encode(keys))
-        self.lengths = np.diff(self.starts, append=len(self.rows))
+            keys = take(keys, np.flatnonzero(~bad))
+        self.starts = group_starts(keys)
+        self.lengths = np.diff(self.starts, append=len(self.values))
 
     def _keep(self, kept: NDArray[np.int64]) -> None:
-        self.rows = self.rows[kept]
+        self.rows = self.rows[kept] if len(self.rows) else self.rows
         self.words = [word[kept] for word in self.words]
         self.values = self.values[torch.from_numpy(kept)]
         self.missing = self.missing[kept]
@@ -208,12 +223,11 @@ class OrderedGroups:
         NaN do not count; NaN where there is nothing else.
         """
         counts = self._present()
-        values = self.values.double().numpy()
         ranks = np.multiply.outer(np.maximum(counts - 1, 0), np.atleast_1d(np.asarray(q, dtype=np.float64)))
         low = np.floor(ranks)
         first = self.starts[:, None] + low.astype(np.int64)
         second = np.minimum(first + 1, (self.starts + np.maximum(counts - 1, 0))[:, None])
-        a, b = values[first], values[second]
+        a, b = (self.values[torch.from_numpy(at)].double().numpy() for at in (first, second))
         part = ranks - low
         with np.errstate(all="ignore"):
             found = np.where(a == b, a, a + (b - a) * part)
@@ -225,7 +239,7 @@ class OrderedGroups:
 
     def distinct(self) -> Tensor:
         """How many different values each group has, as int64 `[groups]`; NaN do not count."""
-        new = np.zeros(len(self.rows), dtype=np.int64)
+        new = np.zeros(len(self.values), dtype=np.int64)
         new[group_starts(self.words)] = 1
         new[self.missing] = 0
         return torch.from_numpy(np.add.reduceat(new, self.starts) if len(new) else new)
@@ -239,5 +253,5 @@ class OrderedGroups:
         return torch.from_numpy(self.rows[place < k])
 
     def _present(self) -> NDArray[Any]:
-        missing = np.add.reduceat(self.missing.astype(np.int64), self.starts) if len(self.rows) else 0
+        missing = np.add.reduceat(self.missing.astype(np.int64), self.starts) if len(self.values) else 0
         return self.lengths - missing

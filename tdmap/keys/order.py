@@ -58,6 +58,28 @@ def stable_order(words: Words) -> tuple[Order, Words]:
     return order, [word[order] for word in words]
 
 
+def sorted_words(words: Words) -> Words:
+    """The sorted words of rows, without their order: rows of few first words are sorted within each of them.
+
+    Example:
+        >>> [word.tolist() for word in sorted_words([np.uint64([1, 0, 1]), np.uint64([9, 3, 7])])]
+        [[0, 1, 1], [3, 7, 9]]
+    """
+    rows = len(words[0])
+    if len(words) == 1 or is_sorted(words):
+        return words if len(words) > 1 else [np.sort(words[0])]
+    low = words[0].min()
+    span = int(words[0].max() - low) + 1
+    if len(words) > 2 or span > min(1 << DIGIT, rows // 64):
+        return stable_order(words)[1]
+    order = order_of_numbers(words[0] - low, span)
+    first, second = (word[order] for word in words)
+    ends = [*group_starts([first]).tolist(), rows]
+    for begin, end in zip(ends, ends[1:]):
+        second[begin:end].sort()
+    return [first, second]
+
+
 def _sort_whole(word: NDArray[np.uint64], low: np.uint64, key_bits: int, bits: int) -> tuple[Order, Words]:
     """Key and row number in one integer, so that the sorted keys come out of it too."""
     if key_bits <= DIGIT and len(word) >= FEW:

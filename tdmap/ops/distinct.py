@@ -86,7 +86,10 @@ def value_counts(
         >>> counts["shop"], counts["count"]
         (tensor([7, 3]), tensor([2, 1]))
     """
-    groups = GroupBy(data, KeySpec.of(key, "value_counts"), dropna)
+    spec = KeySpec.of(key, "value_counts")
+    if any(name in (one, one[0]) for one in spec.names):
+        raise ValueError(f"value_counts: the counts cannot be named {name!r}, as a key is: pass another name=.")
+    groups = GroupBy(data, spec, dropna)
     found = reduce_groups(ctx.inner(), groups, {name: Count()})
     if sort:
         counts: Tensor = found[name]

@@ -294,7 +294,9 @@ class GroupBy:
         """
         require_integer("k", k, 1)
         with self._spill(ctx) as spill:
-            groups = OrderedGroups(ctx, self.data, self.spec, key, self.dropna, spill, largest, text=True)
+            groups = OrderedGroups(
+                ctx, self.data, self.spec, key, self.dropna, spill, largest, text=True, with_rows=True
+            )
             return permute_rows(ctx, self.data, groups.first_rows(k))
 
     def _spill(self, ctx: Context) -> Spill:

@@ -9,6 +9,7 @@ import torch
 
 import tdmap
 from tdmap import reducers as reducers_
+from tdmap import tuning
 from tdmap.reducers import First, Last, Max, Min, Sum
 from tensordict_lite import TensorDict
 
@@ -126,6 +127,57 @@ def test_first_last_smallest_and_largest_of_every_dtype(dtype: torch.dtype) -> N
     assert [whole[name].double() for name in ("first", "last", "min", "max")] == [
         numbers.to(dtype)[0].double(), numbers.to(dtype)[-1].double(), groups["v"].min().min(), groups["v"].max().max(),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dropna", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "int8", "float", "text", "two"])
+def test_quantiles_of_groups_are_exact(kind: str, dropna: bool, workers: int) -> None:
+    r = np.random.default_rng(1)
+    number = r.integers(0, 9, 5000)
+    keys: dict[str, Any] = {
+        "dense": torch.from_numpy(number),
+        "sparse": torch.from_numpy(number * 10**15),
+        "int8": torch.from_numpy(number.astype(np.int8)),
+        "float": torch.from_numpy(np.where(number == 8, np.nan, number)),
+        "text": [None if n == 8 else f"k{n}" for n in number.tolist()],
+        "two": torch.from_numpy(number),
+    }
+    x = r.standard_normal(5000)
+    x[r.random(5000) < 0.1] = np.nan
+    x[number == 3] = np.nan
+    columns = {"f": torch.from_numpy(x), "h": torch.from_numpy(x).half(), "n": torch.from_numpy(number * 7 % 5)}
+    data = TensorDict({"k": keys[kind], "zero": torch.zeros(5000, dtype=torch.int64), **columns}, [5000])
+    groups = tdmap.group_by(data, ["zero", "k"] if kind == "two" else "k", dropna=dropna)
+    with tuning.use(partition_bytes=20_000):
+        found = groups.agg(
+            {name: ["median", ("quantile", [0.0, 0.3, 1.0]), "nunique"] for name in columns},
+            num_workers=workers,
+            chunksize=700,
+        )
+    several = 8 if dropna and kind in ("float", "text") else 9
+    assert found.batch_size == (several,)
+    for name, column in columns.items():
+        for at in range(several):
+            values = column[torch.from_numpy(number == at)].double().numpy()
+            values = values[~np.isnan(values)]
+            wanted = np.quantile(values, [0.5, 0.0, 0.3, 1.0]) if len(values) else [np.nan] * 4
+            got = [float(found[name, "median"][at]), *found[name, "quantile_[0.0, 0.3, 1.0]"][at].tolist()]
+            np.testing.assert_allclose(got, wanted, rtol=1e-14, atol=1e-16)
+            assert int(found[name, "nunique"][at]) == len(np.unique(values))
+
+
+def test_answers_have_names_of_their_own() -> None:
+    data = table(50)
+    found = tdmap.group_by(data, "k").agg({"x": [("quantile", 1.0), ("quantile", 1 - 1e-10)]}, num_workers=0)
+    assert set(found["x"].keys()) == {"quantile_1", "quantile_0.9999999999"}
+    half = tdmap.group_by(data, "k").agg({"x": ("x", "quantile", np.float32(0.5))}, num_workers=0)
+    assert torch.equal(half["x"].nan_to_num(), tdmap.group_by(data, "k").agg({"x": "median"})["x"].nan_to_num())
+    data["count"] = data["n"]
+    for key in ("count", ["k", "count"]):
+        with pytest.raises(ValueError, match="counts cannot be named 'count', as a key is: pass another name="):
+            tdmap.value_counts(data, key, num_workers=0)
+    assert "n_rows" in tdmap.value_counts(data, "count", name="n_rows", num_workers=0).keys()
 
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int16, torch.complex64]
