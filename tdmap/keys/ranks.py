@@ -153,7 +153,7 @@ def _ranks_of_few(columns: Sequence[TextRows], lengths: NDArray[np.int64]) -> ND
     if len(depths) > SHORT:
         return None
     table, room = KeyTable(), Blocks()
-    parts: list[tuple[Words, NDArray[np.int64]]] = []
+    parts: list[tuple[Words, NDArray[np.int16]]] = []
     for column in columns:
         for some in zip(column.starts.split(FEW_ROWS), column.ends.split(FEW_ROWS)):
             starts, ends = (one.numpy() for one in some)
@@ -167,9 +167,9 @@ def _ranks_of_few(columns: Sequence[TextRows], lengths: NDArray[np.int64]) -> ND
                     slots = table.hashed(words, room)
             if slots is None:
                 return None
-            parts.append((table.keys, slots.numbers.copy()))
+            parts.append((table.keys, slots.numbers.astype(np.int16)))  # there are at most 1024
     ranks = [numbers if keys is table.keys else search(table.keys, keys)[numbers] for keys, numbers in parts]
-    return np.concatenate(ranks) if ranks else np.zeros(0, np.int64)
+    return np.concatenate(ranks, dtype=np.int64) if ranks else np.zeros(0, np.int64)
 
 
 def _words(columns: Sequence[TextRows], rows: NDArray[np.int64], depth: int) -> Iterator[NDArray[np.uint64]]:
