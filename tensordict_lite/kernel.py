@@ -13,6 +13,9 @@ The families of operations in ``ops/`` and ``api/`` are written over these primi
 ``_map_leaves(fn)``         both in one step, where no fused call exists
 ``_get_str/_set_str``       one entry by its plain name, without unravelling or validation
 ==========================  ===============================================================
+
+With ``ragged``, the flat values ``[total, ...]`` of ragged columns of numbers are leaves too: for operations on each
+element. ``"own"``, before a write in place, gives scattered rows memory of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +37,7 @@ LOCKED_MESSAGE = (
 )
 
 DeviceLike: TypeAlias = "torch.device | str | int"
+Flat: TypeAlias = bool | Literal["own"]
 
 
 class Lock(list[weakref.ref["Kernel"]]):
@@ -134,13 +138,13 @@ class Kernel:
 
     # -- primitives (storage classes implement them) --------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         raise NotImplementedError
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
         raise NotImplementedError
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
         raise NotImplementedError
 
     def _get_str(self, key: str) -> Any:
@@ -168,6 +172,7 @@ class Kernel:
         _is_non_tensor: bool
         _is_unbatched: bool
         _follows_batch: bool
+        _is_ragged_numbers: bool
         _payload: Any
         _consolidated: Any
         _memmap_path: str | None
@@ -191,8 +196,8 @@ class Kernel:
         def _assign_rows(self, index: Any, item: Any) -> Any: ...
         def _adopt_names(self, names: list[str | None], key: str) -> None: ...
         def _set_device(self, device: torch.device | None) -> None: ...
-        def _replace_leaves(self, leaves: Sequence[Tensor]) -> Any: ...
-        def _swap_leaves(self, leaves: Sequence[Tensor]) -> Self: ...
+        def _replace_leaves(self, leaves: Sequence[Tensor], ragged: bool = False) -> Any: ...
+        def _swap_leaves(self, leaves: Sequence[Tensor], ragged: bool = False) -> Self: ...
         def _keep(self, kept: dict[str, Any]) -> None: ...
         def _with_members(self, members: list[Any]) -> Any: ...
 

@@ -31,6 +31,7 @@ from tensordict_lite.objects.column import PayloadColumn, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 from tensordict_lite.ops.put import signed_view
+from tensordict_lite.raggednumbers import RaggedNumbers
 
 KINDS = ("tensor", "str", "bytes", "json")
 
@@ -393,7 +394,7 @@ def _stamp(tensor: Tensor) -> tuple[int, int] | None:
     return info.st_dev, info.st_ino
 
 
-class Ragged(NonTensorStack):
+class Ragged(RaggedNumbers):
     """Rows of different lengths: strings, bytes, JSON values, or tensors that differ in their first dimension.
 
     ``td.get(key)`` returns the column. ``td[key]`` returns a list for strings and JSON values, as for any
@@ -617,7 +618,7 @@ class Ragged(NonTensorStack):
             A tensor ``[n, length, ...]``, and a bool mask ``[n, length]``, True at the elements of rows.
 
         Raises:
-            ValueError: the dtype of the rows does not hold ``value``.
+            ValueError: the dtype of the rows does not hold ``value``, or ``length`` leaves nothing of them.
 
         Example:
             >>> Ragged.from_list([[1, 2, 3], [4]]).pad(2)
@@ -630,8 +631,14 @@ class Ragged(NonTensorStack):
         column = self._ragged()
         starts, ends = column.spans(self._rows)
         lengths = ends - starts
+        longest = int(lengths.max()) if len(lengths) else 0
         if length is None:
-            length = int(lengths.max()) if len(lengths) else 0
+            length = longest
+        if length < min(1, longest):
+            raise ValueError(
+                f"pad({length}) cuts rows of up to {longest} elements to nothing: the first argument is the length of "
+                f"the rows. Omit it for that of the longest row, and pass what fills shorter rows as value={value!r}"
+            )
         kept = lengths.clamp(max=length)
         places = torch.arange(length, device="cpu")
         mask = places >= (length - kept)[:, None] if left else places < kept[:, None]

@@ -16,6 +16,7 @@ from tdmap.reducers.base import Several
 from tdmap.reducers.blocks import moments
 from tdmap.reducers.moments import Moments
 from tdmap.times import TimeType, about_text, length_text, time_type
+from tensordict_lite.ragged import is_ragged
 
 QUANTILES = (0.05, 0.5, 0.95)
 """Those that are shown; within one percent of the true value."""
@@ -110,8 +111,8 @@ class ColumnReducer(Reducer[Any]):
 
     @staticmethod
     def numbers(entry: Any) -> Tensor:
-        """What is reduced of an entry, with rows in dimension 0."""
-        values: Tensor = entry
+        """What is reduced of an entry, with rows (of a ragged column, elements) in dimension 0."""
+        values: Tensor = entry.flat()[0] if is_ragged(entry) else entry
         return values
 
     def init(self) -> Any:
@@ -216,7 +217,9 @@ def few_rows(data: Any) -> Any:
 
 
 def is_number(value: object) -> bool:
-    """Whether an entry is a tensor of real numbers or bools, which `ColumnReducer` reduces."""
+    """Whether an entry is a tensor or ragged column of real numbers or bools, which `ColumnReducer` reduces."""
+    if is_ragged(value):
+        return value.kind == "tensor" and not value.dtype.is_complex
     return isinstance(value, Tensor) and not value.is_complex() and not value.is_nested
 
 

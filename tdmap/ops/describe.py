@@ -10,7 +10,14 @@ from tdmap.data.kinds import Data, Dataset, stored_entry, tensors_of
 from tdmap.data.objects import objects_of
 from tdmap.data.reader import rows_of, select
 from tdmap.data.stacks import ragged_columns
-from tdmap.diagnostics.columns import QUANTILES, ColumnReducer, Columns, LengthReducer, few_rows, is_number
+from tdmap.diagnostics.columns import (
+    QUANTILES,
+    ColumnReducer,
+    Columns,
+    LengthReducer,
+    few_rows,
+    is_number,
+)
 from tdmap.memory.mapped import check_mapped_files
 from tdmap.ops.reduce import fold
 from tdmap.run.context import Context
@@ -64,7 +71,7 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
 
     Args:
         data: a collection with rows in dimension 0. For strings, bytes and lists, figures are of the lengths of rows
-            (of strings in bytes of UTF-8), and None counts as NaN.
+            (of strings in bytes of UTF-8), and None counts as NaN; for lists of numbers, of their elements too.
         **options: see `tdmap.RunOptions`.
 
     Example:
@@ -80,12 +87,12 @@ def describe(ctx: Context, data: Dataset[Any], **options: Unpack[RunOptions]) ->
     reducers: dict[str, Any] = {}
     others: dict[str, str] = {}
     keys = list(like.keys(True, True, is_leaf_nontensor))
-    numbers = [key for key in keys if is_number(stored_entry(like, key))]
     columns = {key: _ragged(stored_entry(like, key)) for key in keys}
     lengths = [key for key in keys if columns[key] is not None]
+    numbers = [key for key in keys if is_number(stored_entry(like, key) if columns[key] is None else columns[key])]
     if len(rows) and (numbers or lengths):
         check_mapped_files(tensors_of(rows))  # a few rows of them are read here
-        rows = select(rows, [*numbers, *lengths])
+        rows = select(rows, list(dict.fromkeys([*numbers, *lengths])))
         if rows_of(rows).is_view:  # strings in memory, as a column: a chunk of None alone could not be one
             rows.update({key: columns[key] for key in lengths})
         few = few_rows(rows)

@@ -356,15 +356,17 @@ def entry_of(chunk: Data, key: Key) -> Any:
     return entry
 
 
-def values_of(chunk: Data, key: Key | None) -> Tensor:
+def values_of(chunk: Data, key: Key | None, elements: bool = False) -> Tensor:
     """The tensor at ``key`` of a chunk, or the chunk itself when it is one; no view that negates or conjugates, which
-    NumPy has not."""
+    NumPy has not. With ``elements``, the flat values of a ragged column of numbers."""
     if isinstance(chunk, Tensor):
         return chunk.resolve_conj().resolve_neg()
     if key is None:
         raise ValueError("this reducer needs a key: the rows are a collection, not a tensor")
     value = entry_of(chunk, key)
     if is_ragged(value) and value.kind == "tensor":
+        if elements:
+            return value.flat()[0].as_subclass(Tensor).resolve_conj().resolve_neg()
         raise TypeError(
             f"the rows of the entry {key!r} have different lengths, and this reducer needs a tensor. Reduce the "
             f"elements of all rows in a function, chunk.get({key!r}).flat()[0], or pad the rows first."

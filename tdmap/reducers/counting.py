@@ -289,7 +289,7 @@ class ValueCounts(_Keyed):
         values = listed(chunk, self.key)
         if values is None:
             if state is None and not chunk.shape[0]:
-                none = values_of(chunk, self.key)
+                none = values_of(chunk, self.key, elements=True)
                 return self.of(none, reduced_dims(self.dim, none.ndim))  # which tells their dtype
             return super().update(state, chunk, start)
         return self.merge(state, self._limited(counted(values, self.key)))
@@ -530,16 +530,16 @@ def _encoded(row: Any) -> bytes:
 
 
 def listed(chunk: Data, key: Key | None) -> list[Any] | None:
-    """The objects of an entry, all of its elements in order; None where the entry is a tensor.
+    """The objects of an entry, all of its elements in order; None where the entry is a tensor or ragged numbers.
 
     Raises:
         TypeError: they are tensors.
     """
     entry = None if key is None or isinstance(chunk, Tensor) else entry_of(chunk, key)
-    if entry is None or not is_non_tensor(entry):
+    if entry is None or not is_non_tensor(entry) or (is_ragged(entry) and entry.kind == "tensor"):
         return None
     found: list[Any] = _flat(entry.tolist(), len(entry.batch_size))
-    if (is_ragged(entry) and entry.kind == "tensor") or any(isinstance(value, Tensor) for value in found):
+    if any(isinstance(value, Tensor) for value in found):
         raise TypeError(f"the entry {key!r} holds rows of different lengths, and values are numbers, text or bytes.")
     return found
 

@@ -71,7 +71,7 @@ class Count(Reducer[int]):
 
 
 class _Keyed(Reducer[Any]):
-    """A reduction of one entry over some of its dimensions."""
+    """A reduction of one entry over some of its dimensions. The elements of a ragged column count as its rows."""
 
     grows = False
     """Whether states of more rows may have more elements."""
@@ -88,7 +88,7 @@ class _Keyed(Reducer[Any]):
         return None
 
     def update(self, state: Any, chunk: Any, start: int = 0) -> Any:
-        values = values_of(chunk, self.key)
+        values = values_of(chunk, self.key, elements=True)
         if not values.shape[0]:
             return state
         mine = self.of(values, reduced_dims(self.dim, values.ndim))

@@ -23,6 +23,7 @@ from tensordict_lite.indexing import (
     rows_mismatch,
     rows_of_mask,
 )
+from tensordict_lite.kernel import Flat
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.ops.arrow_types import pruned
 from tensordict_lite.ops.cast import SharedLock, mark_shared
@@ -44,29 +45,29 @@ class DenseCollection(Fitting):
 
     # -- primitives ------------------------------------------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         out: list[Tensor] = []
         for value in self._source.values():
             if isinstance(value, Tensor):
                 out.append(value)
             else:
-                out.extend(value._leaves())
+                out.extend(value._leaves(ragged))
         return out
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
         return self._rebuild(
             {
-                key: next(leaves) if isinstance(value, Tensor) else value._with_leaves(leaves)
+                key: next(leaves) if isinstance(value, Tensor) else value._with_leaves(leaves, ragged)
                 for key, value in self._source.items()
             },
             self._batch_size,
             self._names,
         )
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
         return self._rebuild(
             {
-                key: fn(value) if isinstance(value, Tensor) else value._map_leaves(fn)
+                key: fn(value) if isinstance(value, Tensor) else value._map_leaves(fn, ragged)
                 for key, value in self._source.items()
             },
             self._batch_size,

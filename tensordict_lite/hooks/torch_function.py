@@ -110,7 +110,7 @@ def _like(name: str) -> None:
         elif args:
             value = args[0]  # passing it alone takes half the time
             fill = lambda leaf: function(leaf, value)  # noqa: E731
-        out = input._keep_lock(input._map_leaves(fill))
+        out = input._keep_lock(input._map_leaves(fill, True))
         if kwargs and kwargs.get("device") is not None:
             _set_device(out, normalise_device(kwargs["device"]))
         return out

@@ -21,7 +21,7 @@ from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.combine import cat, stacked
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import normalise_index
-from tensordict_lite.kernel import DeviceLike, as_size, stacked_names
+from tensordict_lite.kernel import DeviceLike, Flat, as_size, stacked_names
 from tensordict_lite.keys import missing_key_error, path_of, require_path
 from tensordict_lite.lazy.index import LazyIndexOps
 from tensordict_lite.lazy.ragged import member_tensors, nested, padded
@@ -160,17 +160,17 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
 
     # -- primitives ---------------------------------------------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         out: list[Tensor] = []
         for member in self._source:
-            out.extend(member._leaves())
+            out.extend(member._leaves(ragged))
         return out
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
-        return self._with_members([member._with_leaves(leaves) for member in self._source])
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
+        return self._with_members([member._with_leaves(leaves, ragged) for member in self._source])
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return self._with_members([member._map_leaves(fn) for member in self._source])
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
+        return self._with_members([member._map_leaves(fn, ragged) for member in self._source])
 
     def _nested(self) -> Iterable[TensorCollection]:
         return self._source

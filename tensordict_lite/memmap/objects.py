@@ -14,7 +14,7 @@ from typing import Any
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import DatasetNotFoundError
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import Flat, Kernel
 from tensordict_lite.memmap import text
 from tensordict_lite.memmap.disk.cells import Cell, ObjectTable
 from tensordict_lite.memmap.disk.files import replace_file
@@ -116,7 +116,7 @@ class SharedNonTensorData(NonTensorData):
         """A :class:`NonTensorData` with a copy of the object; with ``recurse=False``, the same object."""
         return self._alone().clone() if recurse else super().clone(False)
 
-    def _with_leaves(self, leaves: Iterator[Any]) -> Any:
+    def _with_leaves(self, leaves: Iterator[Any], ragged: Flat = False) -> Any:
         return self._alone()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -300,7 +300,7 @@ class TensorDictParams(ModuleState, DenseCollection, TensorDictBase, nn.Module):
 
         return out._map_leaves(converted)
 
-    def _replace_leaves(self, leaves: Sequence[Tensor]) -> Any:
+    def _replace_leaves(self, leaves: Sequence[Tensor], ragged: bool = False) -> Any:
         """The parameters stay the same objects, as an optimiser that holds them needs, and their gradients follow."""
         new = dict(zip(map(id, self._leaves()), leaves))
         _apply_to(self, lambda leaf: new.get(id(leaf), leaf))

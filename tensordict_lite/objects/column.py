@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite.kernel import Kernel
+from tensordict_lite.kernel import Flat, Kernel
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
 
@@ -167,14 +167,14 @@ class ObjectRows(LazyStackedTensorDict):
 
     # -- primitives -----------------------------------------------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         return [] if self._objects is not None else super()._leaves()
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Any:
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Any:
         column = self._plain_column()
         return super()._with_leaves(leaves) if column is None else self._copied(column, False)
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Any:
         column = self._plain_column()
         return super()._map_leaves(fn) if column is None else self._copied(column, fn is Tensor.clone)
 

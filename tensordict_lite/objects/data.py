@@ -19,7 +19,7 @@ from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import EntryKindError
-from tensordict_lite.kernel import DeviceLike, Kernel, as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, Flat, Kernel, as_size, check_names, normalise_device
 from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
@@ -273,13 +273,13 @@ class NonTensorDataBase(DenseCollection):
 
     # -- primitives ----------------------------------------------------------------------------------------
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         return []
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
         return self.clone(recurse=fn is Tensor.clone)
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
         return self._rebuild({}, self._batch_size, self._names)
 
     # -- stacking ------------------------------------------------------------------------------------------

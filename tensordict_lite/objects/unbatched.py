@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
-from tensordict_lite.kernel import as_size, stacked_names
+from tensordict_lite.kernel import Flat, as_size, stacked_names
 from tensordict_lite.objects.data import NonTensorDataBase
 from tensordict_lite.settings import settings
 
@@ -124,13 +124,13 @@ class UnbatchedEntry(NonTensorDataBase):
         new._payload = tensor
         return new
 
-    def _leaves(self) -> list[Tensor]:
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         return [self._payload]
 
-    def _map_leaves(self, fn: Callable[[Tensor], Tensor]) -> Self:
+    def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
         return self._around(fn(self._payload))
 
-    def _with_leaves(self, leaves: Iterator[Tensor]) -> Self:
+    def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
         return self._around(next(leaves))
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:

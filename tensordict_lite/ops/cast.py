@@ -190,26 +190,44 @@ class CastOps(Kernel):
             whole = self._move_storage(device, non_blocking, non_blocking_pin, inplace)
             if whole is not None:
                 return whole
-        leaves = self._leaves()
+        ragged = dtype is not None
+        leaves = self._leaves(ragged)
+        if ragged and device is not None and device.type != "cpu" and len(leaves) != len(self._leaves()):
+            # ragged columns stay on the CPU: cast first
+            cast = self.to(dtype=dtype, inplace=inplace, cast_filter=cast_filter, memory_format=memory_format)
+            moved_td = cast.to(
+                device,
+                batch_size=batch_size,
+                non_blocking=non_blocking,
+                non_blocking_pin=non_blocking_pin,
+                num_threads=num_threads,
+                inplace=inplace,
+            )
+            return moved_td if inplace else self._writes_back(moved_td)
         if not leaves and device is not None and device.type not in ("cpu", "meta"):
             torch.empty(0, device=device)  # raises if the device does not exist
         moved = _move(leaves, device, dtype, memory_format, non_blocking, non_blocking_pin, num_threads)
         if cast_filter is not None and dtype is not None:
             moved = self._filter_cast(cast_filter, moved, device, non_blocking)
-        return self._around_moved(moved, device, batch_size, inplace)
+        return self._around_moved(moved, device, batch_size, inplace, ragged)
 
     def _around_moved(
-        self, moved: list[Tensor], device: torch.device | None, batch_size: Sequence[int] | None, inplace: bool
+        self,
+        moved: list[Tensor],
+        device: torch.device | None,
+        batch_size: Sequence[int] | None,
+        inplace: bool,
+        ragged: bool,
     ) -> Self:
         """This tree around cast tensors: itself, or a new one that writes back as a context manager."""
         if inplace:
-            self._swap_leaves(moved)
+            self._swap_leaves(moved, ragged)
             if device is not None:
                 self._set_device(device)
             if batch_size is not None:
                 self.batch_size = batch_size
             return self._unchanged()
-        new = self._with_leaves(iter(moved))
+        new = self._with_leaves(iter(moved), ragged)
         if device is not None:
             new._set_device(device)
         if batch_size is not None:
@@ -220,9 +238,9 @@ class CastOps(Kernel):
         """Every tensor in ``dtype``; those that have it are shared."""
         cast = _CASTS.get(dtype)
         if cast is None:
-            new = self._map_leaves(lambda leaf: leaf.to(dtype))
+            new = self._map_leaves(lambda leaf: leaf.to(dtype), True)
         else:
-            new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else cast(leaf))
+            new = self._map_leaves(lambda leaf: leaf if leaf.dtype is dtype else cast(leaf), True)
         return self._writes_back(self._keep_lock(new))
 
     def _relocated(self, device: torch.device) -> Self:
@@ -269,7 +287,7 @@ class CastOps(Kernel):
     ) -> list[Tensor]:
         """``cast``, with the leaves that the filter rejects only moved."""
         out = []
-        for path, leaf, new in zip(leaf_paths(self), self._leaves(), cast):
+        for path, leaf, new in zip(leaf_paths(self, ragged=True), self._leaves(True), cast):
             if cast_filter(path, leaf):
                 out.append(new)
             else:
@@ -282,17 +300,17 @@ class CastOps(Kernel):
         for sub in self._nested():
             sub._set_device(device)
 
-    def _swap_leaves(self, leaves: Sequence[Tensor]) -> Self:
+    def _swap_leaves(self, leaves: Sequence[Tensor], ragged: bool = False) -> Self:
         """:meth:`_replace_leaves` for public methods: a lock forbids it, unless there is nothing to replace."""
-        if self._lock is not None and any(new is not old for new, old in zip(leaves, self._leaves())):
+        if self._lock is not None and any(new is not old for new, old in zip(leaves, self._leaves(ragged))):
             raise self._locked_error()
-        return self._replace_leaves(leaves)
+        return self._replace_leaves(leaves, ragged)
 
-    def _replace_leaves(self, leaves: Sequence[Tensor]) -> Self:
+    def _replace_leaves(self, leaves: Sequence[Tensor], ragged: bool = False) -> Self:
         """Replace the tensors of this tree, which keeps its identity."""
         self._changed_under_lock()
         remaining = iter(leaves)
-        _put_leaves(self, remaining)
+        _put_leaves(self, remaining, ragged)
         return self
 
     def cpu(self, **kwargs: Any) -> Self:
@@ -311,12 +329,12 @@ class CastOps(Kernel):
         The result is not locked.
         """
         if cast_filter is None:
-            return self._map_leaves(lambda leaf: leaf.type(dst_type))
+            return self._map_leaves(lambda leaf: leaf.type(dst_type), True)
         leaves = [
             leaf.type(dst_type) if cast_filter(path, leaf) else leaf
-            for path, leaf in zip(leaf_paths(self), self._leaves())
+            for path, leaf in zip(leaf_paths(self, ragged=True), self._leaves(True))
         ]
-        return self._with_leaves(iter(leaves))
+        return self._with_leaves(iter(leaves), True)
 
     # -- figures --------------------------------------------------------------------------------------------
 
@@ -328,7 +346,7 @@ class CastOps(Kernel):
 
     def is_floating_point(self) -> bool:
         """Whether every tensor has a floating-point dtype."""
-        return all(leaf.is_floating_point() for leaf in self._leaves())
+        return all(leaf.is_floating_point() for leaf in self._leaves(True))
 
     def auto_device_(self) -> Self:
         """Set the device to that of all leaves, ``None`` if they differ. Nothing is moved.
@@ -716,8 +734,10 @@ def _moved(node: Any, move: Callable[[Tensor], Tensor], device: torch.device) ->
     return new
 
 
-def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
+def _put_leaves(node: Any, leaves: Iterator[Tensor], ragged: bool) -> None:
     if getattr(node, "_objects", None) is not None:  # a column of objects
+        if ragged and node._is_ragged_numbers:
+            node._hold_values(next(leaves))
         return
     source = node._source
     if isinstance(source, dict):
@@ -727,10 +747,10 @@ def _put_leaves(node: Any, leaves: Iterator[Tensor]) -> None:
             elif value._is_unbatched:
                 value._payload = next(leaves)
             else:
-                _put_leaves(value, leaves)
+                _put_leaves(value, leaves, ragged)
     else:
         for sub in node._nested():
-            _put_leaves(sub, leaves)
+            _put_leaves(sub, leaves, ragged)
 
 
 def _force_batch_size(node: Any, size: torch.Size) -> None:
@@ -743,13 +763,13 @@ def _force_batch_size(node: Any, size: torch.Size) -> None:
 def _undo_cast(origin: Callable[[], Any], changed: Any) -> Any:
     """The result of a ``with td.to(...)`` block, on the original device and in the original dtypes."""
     before = origin()
-    dtypes = dict(zip(leaf_paths(before), (leaf.dtype for leaf in before._leaves())))
+    dtypes = dict(zip(leaf_paths(before, ragged=True), (leaf.dtype for leaf in before._leaves(True))))
     device = before._device
     leaves = []
-    for path, leaf in zip(leaf_paths(changed), changed._leaves()):
+    for path, leaf in zip(leaf_paths(changed, ragged=True), changed._leaves(True)):
         leaf = leaf.to(dtypes.get(path, leaf.dtype))
         leaves.append(leaf if device is None else leaf.to(device))
-    back = changed._with_leaves(iter(leaves))
+    back = changed._with_leaves(iter(leaves), True)
     back._set_device(device)
     return back
 

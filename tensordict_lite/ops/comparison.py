@@ -27,6 +27,7 @@ from tensordict_lite.ops.operands import (
     is_collection,
     is_object,
     keys_mismatch,
+    require_ragged_kept,
     spelled_out,
     spread,
     widened,
@@ -54,6 +55,8 @@ def comparing(op: Callable[[Any, Any], Any], otherwise: bool | None = None) -> A
 
 def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     kind = type(other)
+    if node._is_ragged_numbers and not (is_collection(other) and not other._is_ragged_numbers):
+        return _by_elements(node, other, op)
     if node._is_non_tensor:  # alone it is not a plain object, and equals none
         return combine_objects(node, other, op) if isinstance(other, Tensor) or is_collection(other) else NotImplemented
     if kind in NUMBERS:
@@ -70,8 +73,11 @@ def _compare(node: Any, other: Any, op: Callable[[Any, Any], Any]) -> Any:
     if isinstance(other, Tensor):
         size = other.shape
         if size != node._batch_size and (size := broadcast(node._batch_size, size)) != node._batch_size:
-            node = node.expand(size)
-        return node._with_leaves(iter([op(leaf, row) for leaf, row in zip(node._leaves(), spread(node, other))]))
+            before, node = node, node.expand(size)
+            require_ragged_kept((before,), (node,))
+        return node._with_leaves(
+            iter([op(leaf, row) for leaf, row in zip(node._leaves(True), spread(node, other))]), True
+        )
     if isinstance(other, Mapping):
         return _with_mapping(node, other, op)
     return NotImplemented
@@ -82,6 +88,8 @@ def _with_number(node: Any, other: Any, op: Callable[[Any, Any], Any], made: dic
     source = node._source
     if node._is_unbatched:
         return combine_objects(node, other, op)
+    if node._is_ragged_numbers:
+        return _by_elements(node, other, op)
     if node._is_non_tensor:
         # Objects are not compared with numbers: keep them for orderings, drop them otherwise.
         return kept(node) if op in _ORDERINGS else node._plain_class()._trusted({}, node._batch_size, node._device)
@@ -152,6 +160,21 @@ def _entries(value: Any, match: Any, op: Callable[[Any, Any], Any], dims: int) -
     return _with_collection(value, match, op, dims)
 
 
+def _by_elements(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> Any:
+    """``op`` on each element of a ragged column of numbers, unlocked and unnamed."""
+    if getattr(match, "_is_ragged_numbers", False):
+        other = value._values_beside(match)
+    elif isinstance(match, Tensor):
+        (other,) = spread(value, match)
+    elif isinstance(match, (*NUMBERS, np.generic)):
+        other = match
+    else:
+        return NotImplemented
+    new = value._map_leaves(lambda leaf: op(leaf, other), True)
+    new._set_names(None)
+    return new
+
+
 def _with_mapping(node: Any, other: Mapping[str, Any], op: Callable[[Any, Any], Any]) -> Any:
     source, found = node._source, other
     if type(source) is not dict:
@@ -210,7 +233,11 @@ def combine_objects(value: Any, match: Any, op: Callable[[Any, Any], Any]) -> An
     """
     if value._is_unbatched or getattr(match, "_is_unbatched", False):
         return _with_unbatched(value, match, op)
+    if value._is_ragged_numbers and getattr(match, "_is_ragged_numbers", False):
+        return _by_elements(value, match, op)
     if op in _ORDERINGS:
+        if value._is_ragged_numbers:
+            raise TypeError(f"{value!r} cannot be ordered beside a {type(match).__name__}: it needs a ragged column")
         return kept(value)
     try:
         if isinstance(match, Tensor):

@@ -161,8 +161,8 @@ def _unary(name: str, meaning: str, data: str) -> Callable[..., Any]:
     foreach, each = getattr(torch, f"_foreach_{name}", None), getattr(torch, name)
 
     def method(self) -> Self:  # type: ignore[no-untyped-def]
-        leaves = self._leaves()
-        new = self._with_leaves(iter(fused(foreach, each, leaves) if leaves else ()))
+        leaves = self._leaves(True)
+        new = self._with_leaves(iter(fused(foreach, each, leaves) if leaves else ()), True)
         if self._lock is not None:
             new._propagate_lock(None)
         return new
@@ -175,7 +175,7 @@ def _unary_inplace(name: str, meaning: str) -> Callable[..., Any]:
     foreach, each = getattr(torch, f"_foreach_{name}_", None), getattr(Tensor, f"{name}_")
 
     def method(self) -> Self:  # type: ignore[no-untyped-def]
-        inplace(foreach, each, self._leaves())
+        inplace(foreach, each, self._leaves("own"))
         return self
 
     return _named(method, f"{name}_", f":meth:`{name}` in place: {meaning}, element by element. Returns ``self``.")
@@ -224,7 +224,7 @@ def _predicate(name: str, meaning: str) -> Callable[..., Any]:
     each = getattr(torch, name)
 
     def method(self) -> Self:  # type: ignore[no-untyped-def]
-        return self._keep_lock(self._with_leaves(iter([each(leaf) for leaf in self._leaves()])))
+        return self._keep_lock(self._with_leaves(iter([each(leaf) for leaf in self._leaves(True)]), True))
 
     doc = f"Whether each element {meaning}: bool tensors under the same keys.\n"
     return _named(method, name, doc + _EXAMPLE.format(data="0.5", call=f"{name}()", expected=f'torch.{name}(td["a"])'))
@@ -267,14 +267,14 @@ def _binary(
         locked = self._lock is not None
         given = other
         if type(other) in NUMBERS:
-            leaves = self._leaves()
+            leaves = self._leaves(True)
             if is_linear:
                 other = spelled_out(other, leaves)
         elif type(other) is type(self) and other._batch_size == self._batch_size and default is None:
-            leaves, other = pair_leaves(self, other)
+            leaves, other = pair_leaves(self, other, True)
         else:
             self, leaves, other = resolve(self, other, default)
-        new = self._with_leaves(iter(fused(foreach, single, leaves, other) if leaves else ()))
+        new = self._with_leaves(iter(fused(foreach, single, leaves, other) if leaves else ()), True)
         if logic is not None and is_collection(given):
             new = with_answers(new, self, given, logic)
         if locked:
@@ -325,7 +325,7 @@ def _binary_inplace(name: str, has_alpha: bool) -> tuple[Callable[..., Any], Cal
 
     def compute(self: Any, other: Any) -> Any:
         if type(other) is type(self) and other._batch_size == self._batch_size:
-            leaves, other = pair_leaves(self, other)
+            leaves, other = pair_leaves(self, other, "own")
         else:
             _, leaves, other = resolve(self, other, None, True)
             if is_linear:

@@ -43,6 +43,8 @@ class KeyOps(Kernel):
     _is_non_tensor = False
     # Whether instances hold a tensor without batch dimensions.
     _is_unbatched = False
+    # Whether an instance is a ragged column of numbers.
+    _is_ragged_numbers = False
     # Whether instances fit any batch size, since none of their own dimensions is in it.
     _follows_batch = False
 

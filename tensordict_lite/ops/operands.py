@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
+from tensordict_lite.kernel import Flat
 
 _interpreter = torch._C._functorch.peek_interpreter_stack
 _is_compiling = torch.compiler.is_compiling
@@ -124,10 +125,10 @@ def is_object(node: Any) -> bool:
     return registry.is_non_tensor(node)
 
 
-def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of the leaves, in the order of ``_leaves()``. Members of a lazy stack repeat the same paths."""
+def leaf_paths(node: Any, prefix: tuple[str, ...] = (), ragged: bool = False) -> list[tuple[str, ...]]:
+    """Paths of the leaves, in the order of ``_leaves(ragged)``. Members of a lazy stack repeat the same paths."""
     if node._is_non_tensor and not node._leaves():
-        return []
+        return [prefix] if ragged and node._is_ragged_numbers else []
     source = node._source
     out: list[tuple[str, ...]] = []
     if type(source) is dict:
@@ -135,10 +136,10 @@ def leaf_paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]
             if isinstance(value, Tensor) or value._is_unbatched:
                 out.append((*prefix, key))
             else:
-                out.extend(leaf_paths(value, (*prefix, key)))
+                out.extend(leaf_paths(value, (*prefix, key), ragged))
     else:
         for sub in node._nested():
-            out.extend(leaf_paths(sub, prefix))
+            out.extend(leaf_paths(sub, prefix, ragged))
     return out
 
 
@@ -170,13 +171,16 @@ def spread(node: Any, tensor: Tensor) -> list[Tensor]:
     A tensor without dimensions is passed unchanged: with dimensions it would take part in type promotion.
     """
     if not tensor.ndim:
-        return [tensor] * len(node._leaves())
+        return [tensor] * len(node._leaves(True))
     out: list[Tensor] = []
     _spread(node, tensor, len(node._batch_size), {}, out)
     return out
 
 
 def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out: list[Tensor]) -> None:
+    if node._is_ragged_numbers:
+        out.append(node._by_element(tensor))
+        return
     source = node._source
     if type(source) is dict:
         for value in source.values():
@@ -209,16 +213,17 @@ def _spread(node: Any, tensor: Tensor, dims: int, views: dict[int, Tensor], out:
 # -- collections --------------------------------------------------------------------------------------------
 
 
-def pair_leaves(node: Any, other: Any) -> tuple[list[Tensor], list[Tensor]]:
+def pair_leaves(node: Any, other: Any, ragged: Flat = False) -> tuple[list[Tensor], list[Tensor]]:
     """Leaves of two collections, paired by key, in the order of the first.
 
     Raises:
         KeyError: one of them has a tensor that the other lacks.
+        ValueError: ragged columns differ in the length of a row.
     """
     ours: list[Tensor] = []
     theirs: list[Tensor] = []
-    if not _pair(node, other, ours, theirs):
-        _check_same_paths(node, other)
+    if not _pair(node, other, ours, theirs, ragged):
+        _check_same_paths(node, other, bool(ragged))
     return ours, theirs
 
 
@@ -253,15 +258,21 @@ def pair_alike(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -
     return True
 
 
-def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bool:
+def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor], ragged: Flat) -> bool:
     """Fill both lists; False if the number or kind of entries differs."""
+    if node._is_ragged_numbers:
+        if ragged and other._is_ragged_numbers:
+            theirs.append(node._values_beside(other))
+            ours.extend(node._leaves(ragged))
+            return True
+        return not ragged
     source = node._source
     if type(source) is not dict:
         same = True
         members = node._nested()
         rows = other._nested() if _same_stack(node, other) else other.unbind(node.stack_dim)
         for member, row in zip(members, rows):
-            same &= _pair(member, row, ours, theirs)
+            same &= _pair(member, row, ours, theirs, ragged)
         return same
     found = other._source
     if type(found) is not dict:
@@ -274,7 +285,7 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
             theirs.append(match)
         elif isinstance(value, Tensor):
             if not isinstance(match, Tensor):
-                if match is not None and match._is_unbatched:
+                if match is not None and (match._is_unbatched or (ragged and match._is_ragged_numbers)):
                     _check_both_have_rows(key, value, match)
                 same = False
                 continue
@@ -282,6 +293,12 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
             theirs.append(match)
         elif match is None:
             same = False
+        elif ragged and value._is_ragged_numbers:
+            if isinstance(match, Tensor) or match._is_unbatched:
+                _check_both_have_rows(key, value, match)
+            if same := same and match._is_ragged_numbers:
+                theirs.append(value._values_beside(match, key))
+                ours.extend(value._leaves(ragged))
         elif value._is_unbatched and _is_leaf(match):
             _check_both_have_rows(key, value, match)
             ours.append(value._leaves()[0])
@@ -289,7 +306,7 @@ def _pair(node: Any, other: Any, ours: list[Tensor], theirs: list[Tensor]) -> bo
         elif value._is_unbatched or isinstance(match, Tensor):
             same = False
         else:
-            same &= _pair(value, match, ours, theirs)
+            same &= _pair(value, match, ours, theirs, ragged)
     return same
 
 
@@ -297,36 +314,38 @@ def _same_stack(node: Any, other: Any) -> bool:
     return type(other._source) is not dict and other.stack_dim == node.stack_dim
 
 
-def _check_same_paths(node: Any, other: Any) -> None:
+def _check_same_paths(node: Any, other: Any, ragged: bool) -> None:
     missing: set[tuple[str, ...]] = set()
     extra: set[tuple[str, ...]] = set()
-    _compare_paths(node, other, (), missing, extra)
+    _compare_paths(node, other, (), missing, extra, ragged)
     if missing or extra:
         raise keys_mismatch(missing, extra)
 
 
-def _compare_paths(node: Any, other: Any, path: tuple[str, ...], missing: set[Any], extra: set[Any]) -> None:
+def _compare_paths(
+    node: Any, other: Any, path: tuple[str, ...], missing: set[Any], extra: set[Any], ragged: bool
+) -> None:
     """Add the paths of tensors that only one collection has; members of a stack have their own keys."""
     if type(node._source) is not dict:
         rows = other._nested() if _same_stack(node, other) else other.unbind(node.stack_dim)
         for member, row in zip(node._nested(), rows):
-            _compare_paths(member, row, path, missing, extra)
+            _compare_paths(member, row, path, missing, extra, ragged)
         return
     found = {key: other._get_str(key) for key in other._key_list()}
     for key in {**node._source, **found}:
         value, match = node._source.get(key), found.get(key)
         if all(entry is not None and not _is_leaf(entry) and not is_object(entry) for entry in (value, match)):
-            _compare_paths(value, match, (*path, key), missing, extra)
+            _compare_paths(value, match, (*path, key), missing, extra, ragged)
         else:
-            ours, theirs = _paths_at(value, (*path, key)), _paths_at(match, (*path, key))
+            ours, theirs = (_paths_at(entry, (*path, key), ragged) for entry in (value, match))
             missing |= ours - theirs
             extra |= theirs - ours
 
 
-def _paths_at(entry: Any, path: tuple[str, ...]) -> set[tuple[str, ...]]:
+def _paths_at(entry: Any, path: tuple[str, ...], ragged: bool) -> set[tuple[str, ...]]:
     if entry is None:
         return set()
-    return {path} if _is_leaf(entry) else set(leaf_paths(entry, path))
+    return {path} if isinstance(entry, Tensor) or entry._is_unbatched else set(leaf_paths(entry, path, ragged))
 
 
 def keys_mismatch(missing: set[tuple[str, ...]], extra: set[tuple[str, ...]]) -> KeyError:
@@ -364,7 +383,7 @@ def _with_default(node: Any, other: Any, default: Tensor | None) -> tuple[Any, l
             out[key] = like
             for leaves, entry in ((ours, mine), (theirs, match)):
                 value: Any = default if entry is None else entry
-                leaves.append(value if isinstance(value, Tensor) else value._leaves()[0])
+                leaves.append(value if isinstance(value, Tensor) else value._leaves(True)[0])
 
     def level(node: Any, other: Any, path: tuple[str, ...]) -> Any:
         if type(node._source) is not dict:
@@ -403,15 +422,17 @@ def _with_default(node: Any, other: Any, default: Tensor | None) -> tuple[Any, l
 
 
 def _is_leaf(entry: Any) -> bool:
-    return isinstance(entry, Tensor) or bool(entry._is_unbatched)
+    return isinstance(entry, Tensor) or bool(entry._is_unbatched or entry._is_ragged_numbers)
 
 
 def _check_both_have_rows(key: str, value: Any, match: Any) -> None:
     """Raise for a tensor with rows beside an unbatched one: it is open whether the result has rows."""
-    if isinstance(value, Tensor) != isinstance(match, Tensor):
+    kinds = [isinstance(value, Tensor), isinstance(match, Tensor)]
+    if kinds[0] != kinds[1] or (not kinds[0] and value._is_ragged_numbers != match._is_ragged_numbers):
+        ragged = not all(isinstance(entry, Tensor) or entry._is_unbatched for entry in (value, match))
         raise RuntimeError(
-            f"the entry {key!r} has rows in one collection and is an unbatched tensor in the other: leave it out with "
-            "exclude(), or convert it"
+            f"the entry {key!r} has rows in one collection and is {'ragged' if ragged else 'an unbatched tensor'} in "
+            "the other: leave it out with exclude(), or convert it"
         )
 
 
@@ -554,14 +575,17 @@ def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -
         KeyError: collections with different keys, without a ``default``.
     """
     kind = type(other)
+    ragged: Flat = "own" if inplace else True
     if kind in NUMBERS:
-        return node, node._leaves(), other
+        return node, node._leaves(ragged), other
     if is_collection(other):
         alike = other._batch_size == node._batch_size
         if not alike:
+            before = node, other
             node, other = align(node, other, inplace, default == "intersection")
+            require_ragged_kept(before, (node, other))
         if default is None:
-            ours, theirs = pair_leaves(node, other)
+            ours, theirs = pair_leaves(node, other, ragged)
         else:
             node, ours, theirs = _with_default(node, other, _default(default))
         if alike:
@@ -570,10 +594,10 @@ def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -
         pairs = [widened(mine, match, dims) for mine, match in zip(ours, theirs)]
         return node, [mine for mine, _ in pairs], [match for _, match in pairs]
     if isinstance(other, np.generic):
-        return node, node._leaves(), other.item()
+        return node, node._leaves(ragged), other.item()
     if isinstance(other, Tensor):
         if not other.ndim:
-            leaves = node._leaves()
+            leaves = node._leaves(ragged)
             return node, leaves, [other] * len(leaves)
         size = other.shape
         if size != node._batch_size and (size := broadcast(node._batch_size, size)) != node._batch_size:
@@ -582,17 +606,29 @@ def resolve(node: Any, other: Any, default: Any = None, inplace: bool = False) -
                     f"an in-place operation cannot change the batch size: {list(node._batch_size)} and "
                     f"an operand of shape {list(other.shape)} broadcast to {list(size)}"
                 )
-            node = node.expand(size)
-        return node, node._leaves(), spread(node, other)
+            before, node = node, node.expand(size)
+            require_ragged_kept((before,), (node,))
+        return node, node._leaves(ragged), spread(node, other)
     if isinstance(other, numbers.Number):
-        return node, node._leaves(), other
-    leaves = node._leaves()
+        return node, node._leaves(ragged), other
+    leaves = node._leaves(ragged)
     if kind in (list, tuple) and len(other) == len(leaves) and all(type(item) in NUMBERS for item in other):
         return node, leaves, list(other)
     raise TypeError(
         f"unsupported operand: got a {kind.__name__}, expected a number, a tensor or a tensor collection"
         + (" (convert the mapping with TensorDict(...) first)" if isinstance(other, Mapping) else "")
     )
+
+
+def require_ragged_kept(before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Raise if broadcasting made objects of ragged columns of numbers, which arithmetic would leave unchanged."""
+    for old, new in zip(before, after):
+        counts = [len(node._leaves(True)) - len(node._leaves()) for node in (old, new) if new is not old]
+        if counts and counts[0] and not counts[1]:
+            raise TypeError(
+                f"ragged columns cannot be broadcast from batch size {list(old._batch_size)} to "
+                f"{list(new._batch_size)}: give one value for each row, or leave them out with exclude()"
+            )
 
 
 def _default(default: Any) -> Tensor | None:

@@ -55,11 +55,11 @@ class ReductionOps(Kernel):
             (False, tensor([False,  True]))
         """
         if dim is None:  # entry by entry: stops at the first zero
-            if self._is_unbatched:
-                return bool(self._leaves()[0].all())
+            if self._is_non_tensor:
+                return all(bool(leaf.all()) for leaf in self._leaves(True))
             source = self._source
             for value in source.values() if type(source) is dict else source:
-                if not (_all_of_few(value) if type(value) is Tensor else value.all()):
+                if not (_all_of_few(value) if isinstance(value, Tensor) else ReductionOps.all(value)):
                     return False
             return True
         return self._truth(torch.all, dim)
@@ -74,11 +74,11 @@ class ReductionOps(Kernel):
             RuntimeError: ``dim`` is not a batch dimension.
         """
         if dim is None:
-            if self._is_unbatched:
-                return bool(self._leaves()[0].any())
+            if self._is_non_tensor:
+                return any(bool(leaf.any()) for leaf in self._leaves(True))
             source = self._source
             for value in source.values() if type(source) is dict else source:
-                if _any_of_few(value) if type(value) is Tensor else value.any():
+                if _any_of_few(value) if isinstance(value, Tensor) else ReductionOps.any(value):
                     return True
             return False
         return self._truth(torch.any, dim)
@@ -283,10 +283,10 @@ class ReductionOps(Kernel):
             RuntimeError: a tensor is neither floating point nor complex.
         """
         tree = _all_dense(self)
-        leaves = tree._leaves()
+        leaves = tree._leaves(True)
         each = with_options(torch.linalg.vector_norm, dtype=dtype)
         norms = iter(fused(with_options(torch._foreach_norm, dtype=dtype), each, leaves) if leaves else ())
-        new = walk(tree, lambda leaf, node: next(norms), scalar, key_transform)
+        new = walk(tree, lambda leaf, node: next(norms), scalar, key_transform, lambda column: next(norms))
         self._keep_lock(new)
         return new if out is None else written(out, new)
 
@@ -369,7 +369,10 @@ def _all_dense(node: Any) -> Any:
     node = dense(node)
     if all(isinstance(value, Tensor) for value in node._source.values()):
         return node
-    source = {key: value if isinstance(value, Tensor) else _all_dense(value) for key, value in node._source.items()}
+    source = {
+        key: value if isinstance(value, Tensor) or value._is_ragged_numbers else _all_dense(value)
+        for key, value in node._source.items()
+    }
     return node._rebuild(source, node._batch_size, node._names)
 
 
@@ -410,13 +413,17 @@ def _flat(size: torch.Size, names: Any, root: Any, nested_names: Any = None) -> 
 def _extreme(node: Any, fn: Callable[..., Tensor], dim: Any, keepdim: bool, reduce: bool | None) -> Any:
     if reduce:
         return together(node, fn.__name__, fn, dim, keepdim)
+    if node._is_ragged_numbers:
+        return node._by_row(fn.__name__, fn, dim, keepdim)
     if dim == "feature":
         raise RuntimeError(f'{fn.__name__}() has no dim="feature" without reduce=True: reduce batch dimensions')
     root = node = dense(node)
     if dim is None or dim == ():
         size, names = ones(node) if keepdim else scalar(node)
         every = _flat(size, names, root)
-        return walk(node, lambda leaf, _: fn(leaf, tuple(range(leaf.ndim)), keepdim) if keepdim else fn(leaf), every)
+        whole = None if keepdim else lambda column: fn(*column._leaves(True))
+        each = lambda leaf, _: fn(leaf, tuple(range(leaf.ndim)), keepdim) if keepdim else fn(leaf)  # noqa: E731
+        return walk(node, each, every, ragged=whole)
     dims = batch_dims(dim, len(node._batch_size))
     size, names = without(dims, keepdim)(node)
     return walk(node, lambda leaf, _: fn(leaf, dims, keepdim), _flat(size, names, root))
@@ -430,6 +437,10 @@ def _located(
         dim = dim[0]
     if isinstance(dim, (tuple, list)):
         raise TypeError(f"{name}() locates along one dimension, got {dim!r}: a{name}() reduces several")
+    if node._is_ragged_numbers:
+        if dim is not None and return_indices:
+            raise TypeError(f"{name}() of {node!r} finds no positions: use a{name}() for the values of each row")
+        return node._by_row(name, value_fn, dim, keepdim)
     if reduce:
         return together(node, name, fn, dim, keepdim)
     if dim == "feature":
@@ -523,13 +534,32 @@ def of_one_dim(fn: Callable[..., Tensor], leads: bool = False) -> Callable[..., 
 # -- trees ----------------------------------------------------------------------------------------------------
 
 
-def walk(node: Any, fn: Callable[[Tensor, Any], Any], after: Any, key_transform: KeyTransform = None) -> Any:
-    """Replace every leaf by ``fn(leaf, its collection)``; ``after(collection)`` is the new size and names."""
+def walk(
+    node: Any,
+    fn: Callable[[Tensor, Any], Any],
+    after: Any,
+    key_transform: KeyTransform = None,
+    ragged: Callable[[Any], Tensor] | None = None,
+) -> Any:
+    """Replace every leaf by ``fn(leaf, its collection)``; ``after(collection)`` is the new size and names.
+
+    ``ragged``: reduces a ragged column of numbers, which is an error by default.
+    """
     if type(node._source) is not dict:
         node = dense(node)
     out = {}
     for key, value in node._source.items():
-        new = fn(value, node) if isinstance(value, Tensor) else walk(value, fn, after, key_transform)
+        if isinstance(value, Tensor):
+            new = fn(value, node)
+        elif value._is_ragged_numbers:
+            if ragged is None:
+                raise RuntimeError(
+                    f"the rows of the ragged entry {key!r} differ in length and cannot be reduced together: reduce "
+                    f"each row with get({key!r}) and its method, or leave it out with exclude() first"
+                )
+            new = ragged(value)
+        else:
+            new = walk(value, fn, after, key_transform, ragged)
         out[key if key_transform is None else key_transform(key)] = new
     return node._rebuild(out, *after(node))
 
@@ -544,7 +574,7 @@ def dense(node: Any) -> Any:
         return node
     if is_object(node):
         raise RuntimeError(
-            f"a {type(node).__name__} of {len(node._nested())} objects cannot be reduced: leave it out with "
+            f"a {type(node).__name__} of {len(node)} objects cannot be reduced: leave it out with "
             "filter_non_tensor_data() or exclude() first"
         )
     return node._densified()
@@ -639,9 +669,11 @@ def reduction(
         dim = None
     if reduce:
         return together(node, name, fn, dim, keepdim)
+    if node._is_ragged_numbers:
+        return node._by_row(name, fn, dim, keepdim, lead)
     if dim is None:
         if not keepdim:
-            return walk(node, lambda leaf, _: fn(leaf), scalar, key_transform)
+            return walk(node, lambda leaf, _: fn(leaf), scalar, key_transform, lambda column: fn(*column._leaves(True)))
         return walk(node, lambda leaf, _: fn(leaf, tuple(range(leaf.ndim)), True), ones, key_transform)
     if isinstance(dim, str):
         if dim != "feature":
@@ -650,7 +682,11 @@ def reduction(
             raise TypeError("dim='feature' is incompatible with keepdim=True.")
         after = kept if lead is None else _led(kept, lead)
         return walk(
-            node, lambda leaf, owner: fn(_features(leaf, len(owner._batch_size)), -1, False), after, key_transform
+            node,
+            lambda leaf, owner: fn(_features(leaf, len(owner._batch_size)), -1, False),
+            after,
+            key_transform,
+            lambda column: column._by_row(name, fn, None, False, lead),
         )
     dims = batch_dims(dim, len(node._batch_size))
     return along_dims(node, fn, dims, keepdim, key_transform, lead)
@@ -658,7 +694,7 @@ def reduction(
 
 def together(node: Any, name: str, fn: Callable[..., Any], dim: Any, keepdim: bool) -> Any:
     # Reducing everything does not need members of the same shape in lazy stacks.
-    leaves = (node if dim is None else dense(node))._leaves()
+    leaves = node._leaves(True) if dim is None else dense(node)._leaves()
     if not leaves:
         raise ValueError(
             f"{name}(reduce=True) reduces the tensor leaves together, and this tensordict has no tensor leaves."

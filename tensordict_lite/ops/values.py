@@ -67,17 +67,17 @@ class ValueOps(GeneratedOps):
         if out is None:
             return new
         check_out(out, new)
-        inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new))
+        inplace(torch._foreach_copy_, Tensor.copy_, *pair_leaves(out, new, "own"))
         return out  # type: ignore[return-value]
 
     def _clamped(self, low: Any, high: Any) -> Any:
         if type(low) in NUMBERS and type(high) in NUMBERS:
-            return self._with_leaves(iter([leaf.clamp(low, high) for leaf in self._leaves()]))
+            return self._with_leaves(iter([leaf.clamp(low, high) for leaf in self._leaves(True)]), True)
         node, leaves, (lower, upper) = self._beside(low, high)
         if isinstance(lower, list) or isinstance(upper, list):  # torch accepts two tensors or two numbers
             lower, upper = (_as_column(bound, leaves) for bound in (lower, upper))
-            return node._with_leaves(iter(fused(None, torch.clamp, leaves, lower, upper)))
-        return node._with_leaves(iter([leaf.clamp(lower, upper) for leaf in leaves]))
+            return node._with_leaves(iter(fused(None, torch.clamp, leaves, lower, upper)), True)
+        return node._with_leaves(iter([leaf.clamp(lower, upper) for leaf in leaves]), True)
 
     def _beside(self, *others: Any, inplace: bool = False) -> tuple[Any, list[Tensor], list[Any]]:
         """A collection with the broadcast batch size, its leaves, and for each operand one value per leaf.
@@ -155,7 +155,8 @@ class ValueOps(GeneratedOps):
         node, leaves, columns = self._beside(*operands)
         if value is not None:
             foreach, each = _with_value(foreach, value), _with_value(each, value)
-        return self._keep_lock(node._with_leaves(iter(fused(foreach, each, leaves, *columns) if leaves else ())))
+        results = iter(fused(foreach, each, leaves, *columns) if leaves else ())
+        return self._keep_lock(node._with_leaves(results, True))
 
     def _ternary_(
         self, foreach: Callable[..., Any], each: Callable[..., Tensor], *operands: Any, value: Any = None
@@ -163,7 +164,7 @@ class ValueOps(GeneratedOps):
         if value is not None:
             foreach, each = _with_value(foreach, value), _with_value(each, value)
         _, _, columns = self._beside(*operands, inplace=True)
-        inplace(foreach, each, self._leaves(), *columns)
+        inplace(foreach, each, self._leaves("own"), *columns)
         return self
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Self:
@@ -181,6 +182,8 @@ class ValueOps(GeneratedOps):
             tensor([0.5000, 0.5000, 0.5000])
         """
         dim = positive_dim(dim, len(self._batch_size), self._batch_size)
+        if len(self._leaves(True)) != len(self._leaves()):
+            raise TypeError("softmax() runs along rows of one shape: leave ragged columns out with exclude() first")
         return self._map_leaves(lambda leaf: torch.softmax(leaf, dim, dtype=dtype))
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class ValueOps(GeneratedOps):
             >>> TensorDict({"a": torch.ones(3)}, [3]).zero_()["a"]
             tensor([0., 0., 0.])
         """
-        inplace(torch._foreach_zero_, Tensor.zero_, self._leaves())
+        inplace(torch._foreach_zero_, Tensor.zero_, self._leaves("own"))
         return self
 
     def fill_(self, key: Any, value: float | bool) -> Self:
@@ -214,7 +217,7 @@ class ValueOps(GeneratedOps):
         except KeyError:
             self._get_path(path)  # distinguishes a key below a tensor from a missing one
             raise
-        for leaf in part._leaves():
+        for leaf in part._leaves("own"):
             leaf.fill_(value)
         return self
 
@@ -277,13 +280,13 @@ class ValueOps(GeneratedOps):
         return self._reflected(torch.pow, other)
 
     def __invert__(self) -> Self:
-        return self._keep_lock(self._map_leaves(torch.bitwise_not))
+        return self._keep_lock(self._map_leaves(torch.bitwise_not, True))
 
     def _reflected(self, fn: Callable[[Any, Tensor], Tensor], other: Any) -> Self:
         """``fn(other, self)`` for non-commutative operations."""
         node, leaves, operand = resolve(self, other)
         operands = operand if isinstance(operand, list) else [operand] * len(leaves)
-        return self._keep_lock(node._with_leaves(iter([fn(left, leaf) for left, leaf in zip(operands, leaves)])))
+        return self._keep_lock(node._with_leaves(iter([fn(left, leaf) for left, leaf in zip(operands, leaves)]), True))
 
     # -- comparisons: unlocked, and unnamed unless the other side is a tensor ------------------------------
 
@@ -383,6 +386,10 @@ class ValueOps(GeneratedOps):
                     new = result._fit(new, key)
             elif value._is_unbatched:
                 new = value._apply_entry(lambda x, rest=rest: fn(x, *map(public, rest)), result)
+                if new is None:
+                    continue
+            elif value._is_ragged_numbers:
+                new = value._applied(fn, rest, key)
                 if new is None:
                     continue
             elif value._is_non_tensor:
@@ -487,6 +494,11 @@ class ValueOps(GeneratedOps):
                     new = result._fit(new, key)
             elif isinstance(value, Tensor):
                 new = value
+            elif value._is_ragged_numbers and call.batch_size is None and call.is_leaf is None:
+                new = value._apply_level(call, _arguments(others, key, call.default), (*prefix, key))
+                if new is None:
+                    continue
+                new._device = result._device
             elif value._is_non_tensor:
                 new = _carried(value, call.batch_size, result._device)
             else:
@@ -517,6 +529,10 @@ class ValueOps(GeneratedOps):
                     out.set_(key, new)
                 else:
                     out.set(key, new)
+            elif not isinstance(value, Tensor) and value._is_ragged_numbers and call.is_leaf is None:
+                if out is not self and entry_of(out, (key,)) is None:
+                    out.set(key, value.clone())
+                value._apply_into(call, _arguments(others, key, call.default), (*prefix, key), entry_of(out, (key,)))
             elif isinstance(value, Tensor) or value._is_non_tensor:
                 if out is not self:
                     kept = isinstance(value, Tensor) or value._is_unbatched

@@ -22,7 +22,7 @@ from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import KeyThroughLeafError
 from tensordict_lite.indexing import index_batch_size, normalise_index, rows_of_mask
-from tensordict_lite.kernel import DeviceLike, as_size, check_names, normalise_device
+from tensordict_lite.kernel import DeviceLike, Flat, as_size, check_names, normalise_device
 from tensordict_lite.keys import NestedKey, missing_key_error, path_of, require_path
 from tensordict_lite.persistent import entries, zarrstore
 from tensordict_lite.persistent.loaded import LoadedOps
@@ -333,8 +333,8 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         new._lock = None if self._lock is None else [weakref.ref(self)]
         return new
 
-    def _leaves(self) -> list[Tensor]:
-        return self._loaded()._leaves()
+    def _leaves(self, ragged: Flat = False) -> list[Tensor]:
+        return self._loaded()._leaves(ragged)
 
     def _get_str(self, key: str) -> Any:
         entry = self._group[key] if key in self._key_list() else None
