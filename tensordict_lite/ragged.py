@@ -401,7 +401,11 @@ class Ragged(RaggedNumbers):
     :class:`NonTensorStack`, and the column for tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
     object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a
     chat) are parsed on each access: changing one does not change the column. Slices, masks and lists of rows share the
-    values. Arithmetic, casts and moves of the TensorDict to another device leave the column unchanged.
+    values. Moves of the TensorDict to another device leave the column on the CPU.
+
+    Numbers compute element by element (``x * 2``, ``x > 1``, ``torch.log(x)``, casts), with a number, a tensor
+    ``[rows]`` or a column of the same lengths; reductions (``x.mean()``) are by row. Strings, bytes and JSON values
+    raise TypeError.
 
     A column has one batch dimension. Reshaping, unsqueezing, permuting, expanding or stacking it, or assigning another
     object to a row, turns it into a :class:`NonTensorStack` of objects. You can assign ragged rows of the same kind and

@@ -68,7 +68,7 @@ ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
 def same(got: Any, rows: list[Tensor]) -> None:
     assert type(got) is Ragged
     assert got.dtype == rows[0].dtype and got.lengths.tolist() == [len(row) for row in rows]
-    for mine, true in zip(got, rows):
+    for mine, true in zip(got, rows, strict=True):
         torch.testing.assert_close(mine.as_subclass(Tensor), true, rtol=1e-6, atol=0, equal_nan=True)
 
 
@@ -77,7 +77,7 @@ def same(got: Any, rows: list[Tensor]) -> None:
 def test_every_element_is_computed(kind: str, rows: list[Tensor], tmp_path: Path) -> None:
     column = KINDS[kind](rows, tmp_path)
     for name, call in ELEMENTWISE.items():
-        same(call(column), [call(row) for row in rows]), name
+        same(call(column), [call(row) for row in rows])
     same(column, rows)
 
 
@@ -86,9 +86,9 @@ def test_every_element_is_computed(kind: str, rows: list[Tensor], tmp_path: Path
 def test_a_tensor_has_one_value_for_each_row(kind: str, rows: list[Tensor], tmp_path: Path) -> None:
     column = KINDS[kind](rows, tmp_path)
     for op in (operator.add, operator.sub, operator.truediv, operator.pow, torch.maximum, operator.gt, operator.eq):
-        same(op(column, EACH), [op(row, each) for row, each in zip(rows, EACH)])
-        same(op(EACH, column), [op(each, row) for row, each in zip(rows, EACH)])
-    same(column.clamp(EACH / 4, EACH), [row.clamp(each / 4, each) for row, each in zip(rows, EACH)])
+        same(op(column, EACH), [op(row, each) for row, each in zip(rows, EACH, strict=True)])
+        same(op(EACH, column), [op(each, row) for row, each in zip(rows, EACH, strict=True)])
+    same(column.clamp(EACH / 4, EACH), [row.clamp(each / 4, each) for row, each in zip(rows, EACH, strict=True)])
     for shape in ([4, 1], [3], [1], [4, 4], [6]):
         with pytest.raises(ValueError, match=r"tensor \[4\] with one value for each row"):
             column * torch.ones(shape)
@@ -290,7 +290,7 @@ def test_columns_need_rows_of_the_same_lengths() -> None:
         torch.cumsum(column, 0)
     with pytest.raises(TypeError, match=r"6 elements .*got shape \[1\].*flat"):
         column.apply(lambda values: values[:1])
-    column._set_index(0, "text")
+    column[0] = "text"
     with pytest.raises(TypeError, match="stack of objects"):
         column * 2
 
@@ -320,10 +320,6 @@ TREES: dict[str, Callable[[Any], Any]] = {
     "mul_": lambda x: x.clone().mul_(2),
     "clamp": lambda x: x.clamp(x * 0, x * 0 + 1),
 }
-
-
-def of_row(call: Callable[[Any], Any], row: Tensor, each: Tensor) -> Tensor:
-    return call(TensorDict({"x": row}, [])).get("x") if "EACH" not in call.__code__.co_names else each
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -84,7 +84,11 @@ def test_reducers_read_the_elements_of_ragged_numbers(kind: str, chunksize: int 
         for name, reducer in ((one.__name__, one()) for one in made)
     }
     for name, value in dense.items():
-        pairs = zip(value.values(), got[name].values()) if isinstance(value, TensorDict) else [(value, got[name])]
+        pairs = (
+            zip(value.values(), got[name].values(), strict=True)
+            if isinstance(value, TensorDict)
+            else [(value, got[name])]
+        )
         for mine, its in pairs:
             torch.testing.assert_close(its, mine)
     assert abs(float(got["Quantile"]) - 1.0) < 0.05
