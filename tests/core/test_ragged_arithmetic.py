@@ -76,7 +76,7 @@ def same(got: Any, rows: list[Tensor]) -> None:
 @pytest.mark.parametrize("rows", [ROWS, PAIRS], ids=["numbers", "pairs"])
 def test_every_element_is_computed(kind: str, rows: list[Tensor], tmp_path: Path) -> None:
     column = KINDS[kind](rows, tmp_path)
-    for name, call in ELEMENTWISE.items():
+    for call in ELEMENTWISE.values():
         same(call(column), [call(row) for row in rows])
     same(column, rows)
 
@@ -290,9 +290,9 @@ def test_columns_need_rows_of_the_same_lengths() -> None:
         torch.cumsum(column, 0)
     with pytest.raises(TypeError, match=r"6 elements .*got shape \[1\].*flat"):
         column.apply(lambda values: values[:1])
-    column[0] = "text"
+    other[0] = "text"
     with pytest.raises(TypeError, match="stack of objects"):
-        column * 2
+        other * 2
 
 
 def tree() -> TensorDict:
