@@ -47,8 +47,16 @@ def test_a_row_may_be_longer_than_a_block(tmp_path: Path, name: str, target: str
 
 def test_a_row_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n" + '3,"4\n' + "5,6\n" * 9000)
-    with pytest.raises(ValueError, match=r"x\.csv: the row that begins at byte 8 has no end .*: close its quotes"):
+    with pytest.raises(ValueError, match=r"x\.csv: the row that begins at byte 8 has no end .*: cut it"):
         list(blocks_of(str(tmp_path / "x.csv"), Records(",").last, 1 << 10, longest=1 << 12))
+
+
+def test_ones_beside_words_are_no_bools(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,true\ntrue,False\n")
+    found = read(tmp_path / "x.csv")
+    assert found["a"] == ["1", "true"] and found["b"].tolist() == [True, False]
+    (tmp_path / "x.csv").write_text("a\n1\ntrue\n0\n")
+    assert read(tmp_path / "x.csv", types={"a": torch.bool})["a"].tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("seed", [*range(100), *(pytest.param(n, marks=pytest.mark.soak) for n in range(100, 300))])

@@ -14,6 +14,9 @@ from tensordict_lite.packages import pyarrow
 LONGEST = 1 << 30
 """Bytes of the longest row. Arrow counts the bytes of a column in 32 bits."""
 
+PIECE = 1 << 20
+"""Bytes of a block that are looked at in one step: arrays about them take several times as many."""
+
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """By the last ending of a name. Binary formats compress by themselves."""
 
@@ -53,9 +56,7 @@ def blocks_of(
                 yield held[:end], True
                 held, wanted, rows_end = held[end:], size, rows_end + end
             elif len(held) >= longest:
-                raise ValueError(
-                    f"{path}: the row that begins at byte {rows_end} has no end for 1 GiB: close its quotes, or cut it."
-                )
+                raise ValueError(f"{path}: the row that begins at byte {rows_end} has no end for 1 GiB: cut it.")
             else:
                 wanted = len(held)
     if held:
@@ -80,55 +81,80 @@ class Records:
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter.encode()
-        self._opening = re.compile(b"[\r\n" + re.escape(self._delimiter) + b']"')
+        self._opening = re.compile(rb"(?:\A|[\r\n" + re.escape(self._delimiter) + rb'])"')
 
     def last(self, data: bytes) -> int:
         """Where the last whole record ends; 0: none does."""
         if b'"' not in data and b"\n" in data:
             return last_line(data)
-        ends = self._ends(data, b"\n")
-        if not len(ends):  # before macOS, and a \r at the end may be the first half of \r\n
-            ends = self._ends(data[:-1], b"\r")
-        return int(ends[-1]) if len(ends) else 0
+        # A \r ends records before macOS, and one at the end may be the first half of \r\n.
+        return self._last(data, b"\n") or self._last(data[:-1], b"\r")
 
     def first(self, data: bytes) -> int:
         """Where the first record ends."""
-        ends = self._ends(data, b"\r\n")
-        end = int(ends[0]) if len(ends) else len(data)
+        end = next((int(ends[0]) for ends in self._ends(data, b"\r\n") if len(ends)), len(data))
         return end + (data[end - 1 : end + 1] == b"\r\n")
 
     def unclosed(self, data: bytes) -> int | None:
         """Where the record begins whose quoted text has no end; None: all quotes are closed."""
-        ends = [0, *self._ends(data + b"\n", b"\r\n")]
-        return None if ends[-1] > len(data) else int(ends[-1])
+        if self._last(data + b"\n", b"\n") > len(data):
+            return None
+        return self._last(data, b"\r\n")
 
-    def _ends(self, data: bytes, marks: bytes) -> np.ndarray:
-        """Behind which of these bytes a record ends."""
-        letters = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(np.isin(letters, list(marks)) if len(marks) > 1 else letters == marks[0])
-        quotes = np.flatnonzero(letters == 34)
-        before = letters[np.maximum(quotes[::2] - 1, 0)]
-        at_start = np.isin(before, np.frombuffer(b'\r\n"' + self._delimiter, np.uint8)) | (quotes[::2] == 0)
-        if at_start.all():  # every other quote opens a field, or is the second half of a quote within one
-            inside = np.searchsorted(quotes, ends) % 2 == 1
-        else:
-            inside = self._inside(data, ends)
-        return np.asarray(ends[~inside] + 1)
+    def _last(self, data: bytes, marks: bytes) -> int:
+        last = 0
+        for ends in self._ends(data, marks):
+            last = int(ends[-1]) if len(ends) else last
+        return last
 
-    def _inside(self, data: bytes, ends: np.ndarray) -> np.ndarray:
-        inside, at = np.zeros(len(ends), np.bool_), 0
-        text = b"\n" + data  # a field begins at the beginning
-        while (opening := self._opening.search(text, at)) is not None:
-            closing = _REST_OF_QUOTED.match(text, opening.end())
-            at = len(text) if closing is None else closing.end()
-            first, last = np.searchsorted(ends, [opening.end() - 1, at - 1])
-            inside[first:last] = True
-        return inside
+    def _ends(self, data: bytes, marks: bytes) -> Generator[np.ndarray, None, None]:
+        """Behind which of these bytes a record ends, for a piece of the data at a time: a row may be all of it."""
+        letters, quotes = np.frombuffer(data, np.uint8), 0
+        for at in range(0, len(data), PIECE):
+            piece = letters[at : at + PIECE]
+            here = np.flatnonzero(piece == 34)
+            opening = here[quotes % 2 :: 2] + at
+            before = letters[np.maximum(opening - 1, 0)]
+            at_start = np.isin(before, np.frombuffer(b'\r\n"' + self._delimiter, np.uint8)) | (opening == 0)
+            if not at_start.all():
+                yield from self._ends_between(data, letters, marks, at)
+                return
+            # Every other quote opens a field, or is the second half of a quote within one.
+            ends = _found(piece, marks)
+            yield ends[(np.searchsorted(here, ends) + quotes) % 2 == 0] + at + 1
+            quotes += len(here)
+
+    def _ends_between(
+        self, data: bytes, letters: np.ndarray, marks: bytes, start: int
+    ) -> Generator[np.ndarray, None, None]:
+        """As `_ends`, of data with quotes that are letters; those behind `start`."""
+        at = 0
+        while at < len(data):
+            opening = self._opening.search(data, at)
+            stop = len(data) if opening is None else opening.end()
+            for begin in range(max(at, start), stop, PIECE):
+                yield _found(letters[begin : min(begin + PIECE, stop)], marks) + begin + 1
+            closing = None if opening is None else _REST_OF_QUOTED.match(data, stop)
+            at = len(data) if closing is None else closing.end()
+
+
+def _found(letters: np.ndarray, marks: bytes) -> np.ndarray:
+    is_mark = letters == marks[0]
+    for mark in marks[1:]:
+        is_mark |= letters == mark
+    return np.flatnonzero(is_mark)
 
 
 def may_begin_with_zeros(data: bytes) -> bool:
     """Whether a field of CSV may begin with a zero and another digit or an x, as dates within fields do not."""
-    letters = np.frombuffer(b"\n\n" + data, np.uint8)
+    return any(
+        _has_zeros((data[at - 2 : at] if at else b"\n\n") + data[at : at + PIECE + 1])
+        for at in range(0, len(data), PIECE)
+    )
+
+
+def _has_zeros(data: bytes) -> bool:
+    letters = np.frombuffer(data, np.uint8)
     zeros = np.flatnonzero(letters[2:-1] == 48) + 2
     before, behind = letters[zeros - 1], letters[zeros + 1]
     before = np.where((before == 43) | (before == 45), letters[zeros - 2], before)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from tdmap.datasets.arrow import TO_DO, require_utf8
 from tdmap.datasets.extras import require_columns
 from tdmap.datasets.jsontext import DEEPEST, is_large, parsed, too_deep
-from tdmap.datasets.textfiles.blocks import Records, last_line, lines_in, may_begin_with_zeros
+from tdmap.datasets.textfiles.blocks import LONGEST, Records, last_line, lines_in, may_begin_with_zeros
 from tdmap.datasets.textfiles.kinds import exact_kind
 from tensordict_lite.packages import compute, need, pyarrow
 
@@ -25,6 +26,11 @@ Types = Mapping[str, Any]
 
 Torn = dict[int, str]
 """Text of lines that are no rows, by their numbers in the file."""
+
+_TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]
+
+LONG = 1 << 22
+"""Bytes of a cell that is text."""
 
 NAN_OF_CSV = ("nan", "-nan")
 """What Arrow, NumPy and C write for NaN, which is a number. Other spellings, such as "NA", are nulls."""
@@ -89,11 +95,16 @@ class Csv:
         self._records = Records(delimiter)
         self._masked = nulls == "mask"
         self._names: list[str] = []
+        self._counts = Counter[str]()
         self._row = self._rows = 0
         self._line = 1
+        self._given: Types = {}
 
     def cut(self, data: bytes) -> int:
-        return self._records.last(data)
+        end = self._records.last(data)
+        if not end and len(data) >= LONGEST:
+            self.require_end(data)  # names the line of a quote that has no end
+        return end
 
     def begin(self, block: bytes) -> bytes:
         block = block.lstrip(b"\r\n")
@@ -103,6 +114,7 @@ class Csv:
             self._names = self._read(block[:end], {}).schema.names if block else []
         except pyarrow().ArrowInvalid as error:
             raise ValueError(f"{self._path}: {error}") from None
+        self._counts = Counter(self._names)
         require_columns(self._path, self._columns, self._names)
         self._line += block[:end].count(b"\n")
         return block[end:]
@@ -119,8 +131,18 @@ class Csv:
 
     def infer(self, block: bytes, given: Types) -> dict[str, Any]:
         require_columns(self._path, list(given), self._names)
+        self._given = given
+        pa, long = pyarrow(), {}
+        if len(block) > 2 * LONG:  # Arrow quotes a value in the error of each type that it tries
+            texts = self._read(block, dict.fromkeys(self._names, pa.binary()))
+            lengths = {
+                name: compute().max(compute().binary_length(texts[name])).as_py()
+                for name in set(texts.schema.names)
+                if self._counts[name] == 1
+            }
+            long = {name: given.get(name, pa.string()) for name, length in lengths.items() if (length or 0) > LONG}
         try:
-            table = self._read(block, {})
+            table = self._read(block, long)
         except pyarrow().ArrowInvalid as error:
             self._raise(error)
         found = {field.name: field.type for field in table.schema}
@@ -190,7 +212,7 @@ class Csv:
         kinds = {
             field.name: field.type
             for field in table.schema
-            if field.name not in given and self._names.count(field.name) == 1
+            if field.name not in given and self._counts[field.name] == 1
         }
         empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
         if empty and b'"' in block:  # around what is null without quotes
@@ -219,7 +241,7 @@ class Csv:
             for number, field in enumerate(table.schema)
             if (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
             and compute().any(compute().equal(compute().binary_length(table.column(number)), 0)).as_py()
-            and self._names.count(field.name) == 1
+            and self._counts[field.name] == 1
         ]
         if empty:
             types = {table.schema.names[number]: table.schema.types[number] for number in empty}
@@ -239,6 +261,7 @@ class Csv:
     ) -> Any:
         csv, pa = self._csv, pyarrow()
         columns = self._columns if columns is None else columns
+        has_digits = any(pa.types.is_boolean(kind) for kind in self._given.values())
         nulls = nulls or [text for text in csv.ConvertOptions().null_values if text not in NAN_OF_CSV]
         table = csv.read_csv(
             pa.BufferReader(block),
@@ -251,6 +274,9 @@ class Csv:
                 invalid_row_handler=invalid_row,
             ),
             csv.ConvertOptions(
+                # 0 and 1 are bools in a column that is declared so: beside true and false they are text.
+                true_values=_TRUE + ["1"] * has_digits,
+                false_values=_FALSE + ["0"] * has_digits,
                 include_columns=list(columns) if columns is not None and self._names else None,
                 null_values=nulls,
                 strings_can_be_null=unquoted_nulls,
