@@ -72,11 +72,27 @@ def from_pandas(
         raise TypeError(
             f"{error.args[1]}: {error.args[0]}. Cast the column, as by .astype(str), or leave it out by frame.drop()."
         ) from None
+    except (OverflowError, UnicodeError) as error:
+        raise _named(pa, frame, error) from None
     for number in range(frame.shape[1]):
         values = frame.iloc[:, number]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f" and table.column(number).null_count:
             table = table.set_column(number, table.field(number), pa.array(values.to_numpy(), from_pandas=False))
     return from_arrow(table, out, nulls=nulls, overwrite=overwrite)
+
+
+def _named(pa: Any, frame: Any, error: Exception) -> ValueError:
+    """An error of Arrow's about a value, with the column of the frame."""
+    for number, name in enumerate(frame.columns):
+        try:
+            pa.array(frame.iloc[:, number], from_pandas=True)
+        except OverflowError:
+            return ValueError(f"the column {name!r} has an integer of more than 64 bits: cast it to float or str.")
+        except UnicodeError as found:
+            return ValueError(f"the column {name!r} has text that is not Unicode ({found}): replace it first.")
+        except pa.ArrowException:
+            continue
+    return ValueError(str(error))
 
 
 @on_host
@@ -97,18 +113,40 @@ def from_polars(
 def to_pandas(data: Dataset[Any], *, nulls: str | None = None) -> Any:
     """Convert the data that `to_arrow` takes to a pandas data frame. Further dimensions become lists.
 
-    `nulls` as `to_arrow`.
+    `nulls` as `to_arrow`. Integers and bools with nulls become nullable dtypes such as `Int64`, columns that contain
+    some `pandas.ArrowDtype`; floats with nulls become NaN.
 
     Raises:
         ValueError: a time of day has nanoseconds, which pandas truncates.
     """
-    pandas()
+    frames, table = pandas(), to_arrow(data, nulls=nulls)
     try:
-        return to_arrow(data, nulls=nulls).to_pandas()
+        frame = table.to_pandas()
+        for number, column in enumerate(table.columns):
+            if any(map(_has_null_integers, column.chunks)):
+                frame.isetitem(number, column.to_pandas(types_mapper=lambda kind: _nullable(frames, kind)))
+        return frame
     except pyarrow().ArrowInvalid as error:
         raise ValueError(
             f"pandas cannot have a column as it is ({error}): data.arrow_types = {{}} makes plain numbers of all times."
         ) from error
+
+
+def _has_null_integers(array: Any) -> bool:
+    """Whether integers or bools are null, also within structs and lists. pandas makes floats or objects of them."""
+    types = pyarrow().types
+    if types.is_struct(array.type):
+        return any(map(_has_null_integers, array.flatten()))
+    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        return _has_null_integers(array.flatten())
+    return bool(array.null_count) and bool(types.is_integer(array.type) or types.is_boolean(array.type))
+
+
+def _nullable(frames: Any, kind: pa.DataType) -> Any:
+    """The dtype of pandas for a column that contains null integers or bools."""
+    if pyarrow().types.is_nested(kind):
+        return frames.ArrowDtype(kind)
+    return frames.api.types.pandas_dtype("boolean" if str(kind) == "bool" else str(kind).title().replace("Ui", "UI"))
 
 
 @on_host

@@ -44,7 +44,7 @@ def json_texts(array: pa.Array) -> Any:
     pa, types, kind = pyarrow(), pyarrow().types, array.type
     text = pa.large_string()
     if types.is_dictionary(kind):
-        return json_texts(array.dictionary_decode())
+        return json_texts(decoded(array))
     if types.is_struct(kind):
         parts = list(map(json_texts, array.flatten()))
         found = join_fields([field.name for field in kind], parts) if parts else pa.array(["{}"] * len(array), text)
@@ -63,6 +63,31 @@ def json_texts(array: pa.Array) -> Any:
     else:
         found = joined_texts('"', _escaped(array.cast(text)), '"')
     return compute().if_else(array.is_valid(), found, pa.scalar("null", text)) if array.null_count else found
+
+
+def decoded(array: pa.Array) -> Any:
+    """The values of a dictionary. They may be longer than 2 GiB in all, although the dictionary is short."""
+    pa = pyarrow()
+    if pa.types.is_null(array.type.value_type):
+        return pa.nulls(len(array))
+    values = array.dictionary.cast(wide(array.type.value_type))
+    return pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
+
+
+def wide(kind: pa.DataType) -> Any:
+    """A type with offsets of 64 bits: the chunks of a column may have more than 2 GiB of text together."""
+    pa, types = pyarrow(), pyarrow().types
+    if types.is_string(kind) or types.is_binary(kind):
+        return pa.large_string() if types.is_string(kind) else pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.large_list(wide(kind.value_type))
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, wide(kind.value_type), kind.ordered)
+    if types.is_map(kind):
+        return pa.map_(wide(kind.key_type), wide(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([kind.field(at).with_type(wide(kind.field(at).type)) for at in range(kind.num_fields)])
+    return kind
 
 
 def join_fields(names: Sequence[str], texts: Sequence[Any]) -> Any:
