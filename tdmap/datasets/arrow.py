@@ -39,7 +39,7 @@ from tdmap.datasets.columns import (
     rows_in,
     types_in,
 )
-from tdmap.datasets.jsontext import DEEPEST, json_texts, json_values
+from tdmap.datasets.jsontext import DEEPEST, decoded, json_texts, json_values, wide
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.building.arrow import numbers_of
@@ -240,7 +240,7 @@ def _valid(pa: ModuleType, columns: Mapping[Path, Any], path: Path, array: pa.Ar
 
 def _one(pa: ModuleType, chunks: pa.ChunkedArray) -> Any:
     if isinstance(chunks, pa.ChunkedArray):
-        return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        return chunks.chunk(0) if chunks.num_chunks == 1 else chunks.cast(wide(chunks.type)).combine_chunks()
     return chunks
 
 
@@ -248,9 +248,7 @@ def _decoded(pa: ModuleType, array: pa.Array) -> Any:
     """The values of a dictionary, and of types of extensions that are only names; other arrays stay."""
     if getattr(array.type, "extension_name", None) in NAMES_ONLY:
         return array.storage
-    if not pa.types.is_dictionary(array.type):
-        return array
-    return pa.nulls(len(array)) if pa.types.is_null(array.type.value_type) else array.dictionary_decode()
+    return decoded(array) if pa.types.is_dictionary(array.type) else array
 
 
 def require_utf8(array: pa.Array, what: str, start: int) -> None:
@@ -456,6 +454,33 @@ class Part(NamedTuple):
     num_rows: int
     columns: dict[Path, Any]
     """Tensors, ragged columns, and times as arrays of Arrow's."""
+
+
+def with_values(table: Any, values: Mapping[str, Any], columns: Sequence[str] | None) -> Any:
+    """A table or `Part` with columns that hold one value each.
+
+    Args:
+        table: the table.
+        values: scalars by names.
+        columns: only these, of both; None: all.
+
+    Raises:
+        ValueError: the table has such a column.
+    """
+    pa, rows = pyarrow(), table.num_rows
+    more = {name: pa.repeat(value, rows) for name, value in values.items()}
+    names = [path[0] for path in table.columns] if isinstance(table, Part) else table.schema.names
+    twice = next((name for name in more if name in names), None)
+    if twice is not None:
+        raise ValueError(f"the file has a column {twice!r}, and so has the name of its folder: rename one.")
+    if isinstance(table, Part):
+        found = table.columns | {(name,): column for name, column in more.items()}
+        return Part(
+            rows, {path: found[path] for path in found if columns is None or {path[0], joined(path)} & {*columns}}
+        )
+    for name, column in more.items():
+        table = table.append_column(name, column)
+    return table if columns is None else table.select(list(columns))
 
 
 # -- back --------------------------------------------------------------------------------------------------------------

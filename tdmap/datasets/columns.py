@@ -157,6 +157,16 @@ def kinds_in(rows: Data) -> dict[Path, str]:
     return found
 
 
+def require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str], first: str) -> None:
+    """Raise ValueError where a file has other columns (`kinds_in`) than the first one; names what differs."""
+    for name in {**known, **kinds}:
+        if kinds.get(name) != known.get(name):
+            told = (kinds.get(name, "absent"), known.get(name, "absent"))
+            raise ValueError(
+                f"{path} has other columns than {first}: {joined(name)!r} is {told[0]} instead of {told[1]}."
+            )
+
+
 def chosen(data: Data, names: Sequence[str], masked: bool = False) -> Any:
     """A dataset with some of its columns; a name before a dot stands for all behind it.
 

@@ -12,10 +12,12 @@ import contextlib
 import difflib
 import glob
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from tdmap.data.kinds import Data, Dataset, concatenated, tensors_of
 from tdmap.data.objects import ragged_tensors
@@ -32,8 +34,9 @@ from tdmap.datasets.arrow import (
     part_arrays,
     part_to_arrow,
     rows_of,
+    with_values,
 )
-from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, rows_in
+from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, require_same, rows_in
 from tdmap.datasets.extras import opened, require_columns, require_file, require_list
 from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
@@ -75,6 +78,9 @@ MOST_OF_PARQUET = 1 << 31
 CLOSE = 0.75
 """How much of an ending is that of a format, at least, to be taken for a misspelling of it."""
 
+_NULL: dict[str, None] = {"__HIVE_DEFAULT_PARTITION__": None}
+"""The value of a folder `key=value` that is a null."""
+
 DAMAGE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 """What readers raise on files that are cut short or of another format; an OSError of the system's has a number."""
 
@@ -111,8 +117,9 @@ def read(
     """Read files of another tool into a memory-mapped dataset.
 
     Args:
-        source: a file, a list of files with the same columns, a pattern such as `"data/*.parquet"`, a folder of files,
-            or a URL that fsspec supports.
+        source: a file, a list of files with the same columns, a pattern such as `"data/*.parquet"`, or a folder of
+            files; each may be a URL that fsspec supports. Names that begin with a dot or `_` are left out. Folders
+            `key=value` below a folder or a pattern become a column.
         out: folder for the dataset. None reads into memory.
         format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"hdf5"`, `"zarr"`,
             `"tar"`. Default: by the ending of the name.
@@ -150,13 +157,14 @@ def read(
         (['00501', '02134'], tensor([1., 2.]))
     """
     store, files, columns = destination(out, overwrite), find_files(source), require_list(columns)
-    name = format_of(files[0], format)
-    text = _text_types(name, columns, types, on_error)
+    first = files.paths[0]
+    name = format_of(first, format)
+    text = _text_types(name, files.columns_of(columns), types, on_error)
     if name == "parquet" and store is not None:
-        return read_parquet(files, store, columns, nulls, resume, options)
-    if store is not None and not resume and can_be_cut(files, name):
+        return read_parquet(*files, store, columns, files.columns_of(columns), nulls, resume, options)
+    if store is not None and not resume and not files.values[0] and can_be_cut(files.paths, name):
         with contextlib.suppress(NotAlone):
-            return read_ranges(files, store, columns, nulls, text, options)
+            return read_ranges(files.paths, store, columns, nulls, text, options)
     if resume:
         raise ValueError("resume=True needs Parquet files, and a folder as out=.")
 
@@ -175,9 +183,9 @@ def read(
 
     def into_folder() -> Any:
         with stream() as batches:
-            return append_stream(Context(f"read({files[0]})", Execution(0), Output(store, None)), batches)
+            return append_stream(Context(f"read({first})", Execution(0), Output(store, None)), batches)
 
-    with store.claimed(f"read({files[0]})"):  # before anything is read
+    with store.claimed(f"read({first})"):  # before anything is read
         found = attempt(into_folder)
     _tell_skipped(text, on_error)
     return found  # type: ignore[no-any-return]
@@ -400,8 +408,8 @@ def convert(
             yield batch
 
     files, columns = find_files(source), require_list(columns)
-    name, form = format_of(files[0], None), FORMATS[format_of(place, None)]
-    text, nested = _text_types(name, columns, types, on_error), NestedTypes()
+    name, form = format_of(files.paths[0], None), FORMATS[format_of(place, None)]
+    text, nested = _text_types(name, files.columns_of(columns), types, on_error), NestedTypes()
 
     def into_file() -> None:
         nonlocal rows
@@ -417,40 +425,148 @@ def convert(
 # -- names of files ----------------------------------------------------------------------------------------------------
 
 
-def find_files(source: Any) -> list[str]:
+class Files(NamedTuple):
+    """The files of a source."""
+
+    paths: list[str]
+    values: list[dict[str, Any]]
+    """Of each file, what the names of its folders `key=value` tell: scalars of Arrow's by the names of columns."""
+
+    def columns_of(self, columns: list[str] | None) -> list[str] | None:
+        """The columns that files are asked for; None: all."""
+        return None if columns is None else [name for name in columns if name not in self.values[0]] or None
+
+
+def find_files(source: Any) -> Files:
     """The files that a source stands for, sorted.
 
     Raises:
         FileNotFoundError: there are none.
-        ValueError: one is a pipe or a device.
+        ValueError: one is a pipe or a device, or some files are in folders `key=value` and others are not.
     """
     if not isinstance(source, (str, os.PathLike)):
-        files = [local_path(path) for path in source]
-        if not files:
+        paths, fixed = [local_path(path) for path in source], None
+        if not paths:
             raise FileNotFoundError("the list of files is empty")
     else:
-        text = local_path(source)
-        if is_url(text):
-            return [text]
-        if os.path.isdir(text) and not text.rstrip("/").endswith(".zarr"):
-            suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
-            names = sorted(os.listdir(text))
-            files = [os.path.join(text, name) for name in names if name.lower().endswith(suffixes)]
-            if not files and SHARDS in names:
-                raise FileNotFoundError(
-                    f"{text} is a sharded dataset: write(tdmap.open({text!r}), file) writes it to one file, "
-                    "and convert() converts each of its shards"
-                )
-            if not files:
-                raise FileNotFoundError(f"the folder {text} has no file with the ending of a known format")
-        else:
-            files = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
-    missing = [path for path in files if not is_url(path) and not os.path.exists(path)]
-    if missing or not files:
+        paths, fixed = _found(local_path(source))
+    missing = [path for path in paths if not is_url(path) and not os.path.exists(path)]
+    if missing or not paths:
         raise FileNotFoundError(f"no such file: {missing[0] if missing else os.fspath(source)}")
-    for path in files:
+    for path in paths:
         require_file(path)
-    return files
+    return Files(paths, [{} for _ in paths] if fixed is None else _partitions(paths, fixed))
+
+
+def _found(source: str) -> tuple[list[str], str | None]:
+    """The files that one string stands for, and what begins their names; None: it is the name of a file."""
+    if glob.has_magic(source) and (is_url(source) or not os.path.exists(source)):
+        fixed = os.path.dirname(source[: next(at for at, letter in enumerate(source) if letter in "*?[")])
+        if is_url(source):
+            store, path, url = _store(source)
+            names = list(map(url, store.glob(path)))
+        else:
+            names = glob.glob(source)
+        asked = os.path.basename(source.rstrip("/"))[:1]
+        names = [name for name in names if not _is_hidden(name) or asked == os.path.basename(name)[0]]
+        return [path for name in sorted(names) for path in (_tables_in(name) if _is_folder(name) else [name])], fixed
+    if not _is_folder(source):
+        return [source], None
+    paths = _tables_in(source)
+    if not paths and any(name == SHARDS for name, _, _ in _listing(source)):
+        raise FileNotFoundError(
+            f"{source} is a sharded dataset: write(tdmap.open({source!r}), file) writes it to one file, "
+            "and convert() converts each of its shards"
+        )
+    if not paths:
+        raise FileNotFoundError(
+            f"the folder {source} has no file with the ending of a known format, but for hidden ones (._)"
+        )
+    return paths, source
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether other tools keep notes of their own in a file: `._a.csv` of macOS, `_metadata` of Spark."""
+    return os.path.basename(path).startswith((".", "_"))
+
+
+def _is_folder(path: str) -> bool:
+    if path.rstrip("/").endswith(".zarr"):
+        return False
+    if not is_url(path):
+        return os.path.isdir(path)
+    if path.startswith(("http://", "https://")) and not path.endswith("/"):
+        return False  # to ask would load the file
+    store, below, _ = _store(path)
+    return bool(store.isdir(below))
+
+
+def _tables_in(folder: str) -> list[str]:
+    """The files of tables in a folder, and in the folders `key=value` below it."""
+    suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
+    found = []
+    for name, path, is_folder in sorted(_listing(folder)):
+        if _is_hidden(name):
+            continue
+        if not is_folder or name.endswith(".zarr"):
+            found += [path] if name.lower().endswith(suffixes) else []
+        elif "=" in name:
+            found += _tables_in(path)
+    return found
+
+
+def _listing(folder: str) -> list[tuple[str, str, bool]]:
+    """Name, path, and whether it is a folder, of all that a folder contains."""
+    if not is_url(folder):
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.path, entry.is_dir()) for entry in entries]
+    store, path, url = _store(folder)
+    found = ((info["name"].rstrip("/"), info["type"] == "directory") for info in store.ls(path, detail=True))
+    return [(os.path.basename(name), url(name), is_folder) for name, is_folder in found if name != path.rstrip("/")]
+
+
+def _store(url: str) -> tuple[Any, str, Callable[[str], str]]:
+    """The file system of a URL, the path there, and what makes URLs of such paths."""
+    store, path = need("fsspec.core", "arrow", "reading and writing URLs").url_to_fs(url)
+    links = url.split("::")  # as in simplecache::s3://bucket/x
+    at = next(number for number, link in enumerate(links) if "://" in link)
+    link, below = links[at].rstrip("/"), path.strip("/")
+    head = link.removesuffix(below) if link.endswith(below) else link.partition("://")[0] + "://"
+    return store, path, lambda name: "::".join([*links[:at], head + name.lstrip("/"), *links[at + 1 :]])
+
+
+def _partitions(paths: list[str], fixed: str) -> list[dict[str, Any]]:
+    """The values that the folders `key=value` of files tell, as whole numbers where all of a key are.
+
+    Args:
+        paths: the files.
+        fixed: what begins all of their names, without such folders.
+
+    Raises:
+        ValueError: files have different keys.
+    """
+    folders = [[part.partition("=") for part in path[len(fixed) :].split("/")[:-1] if "=" in part] for path in paths]
+    found = [{key: _NULL.get(value, unquote(value)) for key, _, value in parts} for parts in folders]
+    other = next((number for number, values in enumerate(found) if list(values) != list(found[0])), None)
+    if other is not None:
+        raise ValueError(
+            f"{paths[0]} is in folders of the keys {list(found[0])}, and {paths[other]} of {list(found[other])}: "
+            "all files of a table need the same ones. Read them one by one, or pass a pattern."
+        )
+    whole = {
+        key
+        for key in found[0]
+        if {row[key] for row in found} != {None}
+        and all(row[key] is None or re.fullmatch("-?[0-9]{1,18}", str(row[key])) for row in found)
+    }
+    kinds = {True: pyarrow().int64(), False: pyarrow().string()}
+    return [
+        {
+            key: pyarrow().scalar(int(value) if key in whole and value is not None else value, kinds[key in whole])
+            for key, value in row.items()
+        }
+        for row in found
+    ]
 
 
 def format_of(path: str, format: str | None) -> str:
@@ -482,7 +598,7 @@ def _text_file(path: str) -> Iterator[Any]:
 
 
 def batches_of(
-    files: Sequence[str], format: str, columns: Sequence[str] | None, nulls: str, text: TextTypes
+    files: Files, format: str, columns: list[str] | None, nulls: str, text: TextTypes
 ) -> Generator[TensorDict, None, None]:
     """The rows of files, some thousand at a time.
 
@@ -491,36 +607,31 @@ def batches_of(
         ValueError: there are no rows, and nothing tells the columns; or a file has other columns than the first one.
     """
     has_rows, empty, known = False, None, None
-    for path in files:
+    first = files.paths[0]
+    for path, values in zip(*files):
         start = 0
-        with contextlib.closing(_tables_of(path, format, columns, nulls, text)) as tables:
+        with contextlib.closing(_tables_of(path, format, files.columns_of(columns), nulls, text)) as tables:
             for table in tables:
+                if values:
+                    with naming(path):
+                        table = with_values(table, values, columns)
                 if table.num_rows:
                     with naming(path):
                         rows = rows_of(table, nulls, start)
                     kinds = kinds_in(rows)
                     known = known or (kinds, path)
-                    _require_same(kinds, path, *known)
+                    require_same(kinds, path, *known)
                     yield rows
                     has_rows, start = True, start + table.num_rows
                 else:
                     empty = table
-    text.finish(files[0])
+    text.finish(first)
     if not has_rows:
         if empty is None:
-            raise ValueError(f"{files[0]} has no rows, so the schema of the dataset is unknown.")
-        with naming(files[0]):
+            raise ValueError(f"{first} has no rows, so the schema of the dataset is unknown.")
+        with naming(first):
             rows = rows_of(empty, nulls)  # the types are known: a dataset without rows
         yield rows
-
-
-def _require_same(kinds: Mapping[Any, str], path: str, known: Mapping[Any, str], first: str) -> None:
-    for name in {**known, **kinds}:
-        if kinds.get(name) != known.get(name):
-            told = (kinds.get(name, "absent"), known.get(name, "absent"))
-            raise ValueError(
-                f"{path} has other columns than {first}: {joined(name)!r} is {told[0]} instead of {told[1]}."
-            )
 
 
 def _tables_of(

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import mmap
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
 
 from tdmap.data.schema import Schema, take_apart
-from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of
+from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of, with_values
+from tdmap.datasets.columns import kinds_in, require_same
 from tdmap.datasets.extras import opened, require_columns
 from tdmap.errors import add_note
 from tdmap.output.append import append_known
@@ -29,33 +30,49 @@ DECODED_ROWS = 1 << 17
 
 
 def read_parquet(
-    files: Sequence[str], store: OutputFolder, columns: Sequence[str] | None, nulls: str, resume: bool, options: Any
+    files: Sequence[str],
+    values: Sequence[Mapping[str, Any]],
+    store: OutputFolder,
+    columns: Sequence[str] | None,
+    own: Sequence[str] | None,
+    nulls: str,
+    resume: bool,
+    options: Any,
 ) -> TensorDict:
-    """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`."""
+    """Read Parquet files into a folder, on several processes. Arguments and errors as `tdmap.datasets.read`.
+
+    Args:
+        files: their paths.
+        values: scalars of Arrow's for each, which are columns of its rows.
+        store, columns, nulls, resume, options: as `tdmap.datasets.read`.
+        own: those of `columns` that are in the files.
+    """
     numbers: list[tuple[int, int]] = []
     firsts = [0]
     schema: Any = None
+    empty: Any = None
+    known: Any = None
     for number, path in enumerate(files):
         with opened(path) as source:
             file = _opened(path, source)
             found = file.schema_arrow
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        if columns is not None:
-            require_columns(path, columns, found.names)
-            found = chosen_fields(found, columns)
-        if schema is not None and not found.equals(schema):
-            raise ValueError(f"{path} has other columns than {files[0]}: {found.to_string()!r:.200}")
-        schema = found
+        require_columns(path, own, found.names)
+        with naming(path):
+            found = with_values(empty_table(chosen_fields(found, own)), values[number], columns).schema
+        if schema is None or not found.equals(schema):
+            with naming(path):
+                rows = rows_of(empty_table(found), nulls)  # tells the columns, or refuses them
+            kinds = kinds_in(rows)
+            schema, empty, known = found, rows if empty is None else empty, known or (kinds, path)
+            require_same(kinds, path, *known)
         numbers += [(number, group) for group, size in enumerate(sizes) if size]
         firsts += [firsts[-1] + total for total in itertools.accumulate(size for size in sizes if size)]
-    assert schema is not None
-    with naming(files[0]):
-        empty = rows_of(empty_table(schema), nulls)  # tells the columns, or refuses them
     if not numbers:
         made: TensorDict = store.save(empty)
         return made
     index = TensorDict(dict(zip(("file", "group"), torch.tensor(numbers).T.contiguous())), [len(numbers)])
-    fn = ReadGroup(files, columns, nulls)
+    fn = ReadGroup(files, values, columns, own, nulls)
     made = read_groups(index, fn, take_apart(empty).schema, firsts, store, chunksize=1, resume=resume, **options)
     return made
 
@@ -108,12 +125,19 @@ class ReadGroup:
     meanwhile ends the process that maps it, and a worker that ends is an error that is reported.
 
     Args:
-        files, columns, nulls: as `read_parquet`.
+        files, values, columns, own, nulls: as `read_parquet`.
     """
 
-    def __init__(self, files: Sequence[str], columns: Sequence[str] | None, nulls: str) -> None:
-        self.files = list(files)
-        self.columns = None if columns is None else list(columns)
+    def __init__(
+        self,
+        files: Sequence[str],
+        values: Sequence[Mapping[str, Any]],
+        columns: Sequence[str] | None,
+        own: Sequence[str] | None,
+        nulls: str,
+    ) -> None:
+        self.files, self.values = list(files), list(values)
+        self.columns, self.own = columns, own
         self.nulls = nulls
         self._maps = False
         self._opened: tuple[int, _Groups] | None = None  # the file that was read last: its footer may be long
@@ -130,7 +154,7 @@ class ReadGroup:
     def _groups(self, number: int) -> _Groups:
         if self._opened is None or self._opened[0] != number:
             path = self.files[number]
-            self._opened = number, _Groups(path, self.columns, maps=self._maps and not is_url(path))
+            self._opened = number, _Groups(path, self.own, maps=self._maps and not is_url(path))
         return self._opened[1]
 
     def __call__(self, groups: TensorDict) -> Generator[TensorDict, None, None]:
@@ -138,6 +162,8 @@ class ReadGroup:
             start = 0
             for batch in self._groups(file).batches(group):
                 try:
+                    if self.values[file]:
+                        batch = with_values(pyarrow().Table.from_batches([batch]), self.values[file], self.columns)
                     rows = rows_of(batch, self.nulls, start)
                 except (TypeError, ValueError) as error:
                     where = f"rows are counted from row group {group} of {self.files[file]}"

@@ -26,6 +26,8 @@ from tdmap.datasets import (
     to_polars,
     write,
 )  # fmt: skip
+from tdmap.datasets.arrow import _one
+from tdmap.datasets.jsontext import decoded
 from tensordict_lite import Ragged, TensorDict
 from tests.datasets.killing import contents, kill_until_done
 from tests.datasets.listing import listed
@@ -788,3 +790,81 @@ def test_masked_values_of_arrays_are_not_shown(make: Any, tmp_path: Path, monkey
         make()
     assert TensorDict({"t": MASKED.filled(0)}, [3])["t"].tolist() == [1, 0, 3]
     assert TensorDict({"t": np.ma.masked_array([1, 2])}, [2])["t"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["folder", "memory://hive"])
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "jsonl"])
+def test_folders_of_keys_are_columns(tmp_path: Path, place: str, ending: str) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    root = f"{place}/{ending}" if "://" in place else str(tmp_path / place)
+    store = fsspec.filesystem("memory" if "://" in place else "file")
+    for number, below in enumerate(
+        ("year=2024/who=a%20b", "year=2024/who=7", "year=2025/who=__HIVE_DEFAULT_PARTITION__")
+    ):
+        store.makedirs(f"{root}/{below}")
+        write({"x": torch.tensor([number])}, f"{root}/{below}/t.{ending}")
+        store.pipe_file(f"{root}/{below}/._t.{ending}", b"no table")
+        store.pipe_file(f"{root}/_SUCCESS", b"")
+    with pytest.raises(ValueError, match="'who' has nulls"):
+        read(root)
+    for out in (None, tmp_path / "out"):
+        found = read(root, out, nulls="mask", num_workers=0)
+        columns = found["x"].tolist(), found["year"].tolist(), list(found["who"]), found["who.valid"].tolist()
+        assert sorted(zip(*columns, strict=True)) == [
+            (0, 2024, "a b", True),
+            (1, 2024, "7", True),
+            (2, 2025, "", False),
+        ]
+    assert list(read(root, columns=["year", "x"]).keys()) == ["year", "x"]
+    assert read(f"{root}/year=*/who=7/*.{ending}")["x"].tolist() == [1]
+    write({"x": torch.tensor([9])}, f"{root}/t.{ending}")
+    with pytest.raises(ValueError, match="folders of the keys"):
+        read(root)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        read(f"{root}/none*.{ending}")
+
+
+def test_chunks_give_the_rows_of_one_array() -> None:
+    text = pa.array(["a", "bé", None, "c"])
+    lists = pa.array([["a"], [], None, ["b", "c"]])
+    for column in (text, text.dictionary_encode(), lists, pa.array([{"s": "a", "l": ["b"]}] * 4)):
+        whole = pa.table({"x": column})
+        chunks = pa.table({"x": pa.chunked_array([column[:1], column[1:1], column[1:]])})
+        assert to_arrow(from_arrow(whole, nulls="mask")).equals(to_arrow(from_arrow(chunks, nulls="mask")))
+
+
+def test_text_of_more_than_two_gigabytes_has_wide_offsets() -> None:
+    column = pa.chunked_array([pa.array(["ab"]), pa.array(["c"])])
+    assert _one(pa, column).type == pa.large_string()
+    assert decoded(pa.array(["ab"]).dictionary_encode()).type == pa.large_string()
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint64", "int64", "bool"])
+def test_null_integers_keep_their_values_in_pandas(kind: str) -> None:
+    values = [True, None, False] if kind == "bool" else [2 ** (int(kind.strip("uint")) - 1) - 1, None, 3]
+    column = pa.array(values, pa.type_for_alias(kind))
+    table = pa.table({"x": column, "n": pa.StructArray.from_arrays([column], ["a"])})
+    data = from_arrow(table, nulls="mask")
+    again = from_pandas(to_pandas(data, nulls="mask"), nulls="mask")
+    assert to_arrow(again).select(["x", "x.valid", "n"]).equals(to_arrow(data).select(["x", "x.valid", "n"]))
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800"])
+def test_values_that_arrow_refuses_name_their_column(value: object) -> None:
+    with pytest.raises(ValueError, match="the column 'bad' has"):
+        from_pandas(pd.DataFrame({"good": [1], "bad": pd.Series([value], dtype=object)}))
+
+
+def test_parquet_files_of_one_table_may_differ_in_form(tmp_path: Path) -> None:
+    first = pa.table({"x": [1, 2], "s": ["a", "b"]})
+    wide = first.cast(pa.schema([pa.field("x", pa.int64(), False), ("s", pa.large_string())]))
+    tables = [first, first.select(["s", "x"]), wide, first.set_column(1, "s", first["s"].dictionary_encode())]
+    for number, table in enumerate(tables):
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    for out in (None, tmp_path / "out"):
+        found = read(tmp_path, out, num_workers=0)
+        assert found["x"].tolist() == [1, 2] * 4 and list(found["s"]) == ["a", "b"] * 4
+    pq.write_table(first.set_column(0, "x", pa.array([1.0, 2.0])), tmp_path / "9.parquet")
+    for out in (None, tmp_path / "other"):
+        with pytest.raises(ValueError, match=r"9\.parquet .* 'x' is float64 \[\] instead of int64"):
+            read(tmp_path, out, num_workers=0)
