@@ -11,12 +11,15 @@
 Both are mapped files: a store to a mapped file survives the death of its process, at any instruction. Each store is one
 aligned integer or byte, so nothing is half-written. Restoring rows twice does no harm, because the copy stays until the
 chunk is done.
+
+The first byte of `done` is 1, so that a file of zeros is not taken for a run that has changed nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -26,8 +29,10 @@ from tdmap.data.objectlog import OBJECTS
 from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file, read, remove_tree
 from tdmap.memory.shm import ALIGNMENT, align
-from tdmap.plan import ChunkPlan, Ranges
+from tdmap.plan import ChunkPlan, Ranges, subtract_ranges
+from tdmap.run.identity import refuse
 from tdmap.runtime.undo import Room, Undo
+from tensordict_lite.memmap.disk.files import stat_of
 
 
 class Ledger:
@@ -37,14 +42,29 @@ class Ledger:
         folder: where they are, or will be.
         data: the dataset.
         plan: how its rows are cut.
+        logged: the chunks that are done according to the log of an earlier session. None: there was no such session,
+            or the machine went down since, and the ledger may lack chunks.
+
+    Raises:
+        ResumeMismatch: the ledger lacks some of these chunks, or is cut or gone.
     """
 
-    def __init__(self, folder: Path, data: Data, plan: ChunkPlan) -> None:
+    def __init__(self, folder: Path, data: Data, plan: ChunkPlan, logged: Ranges | None = None) -> None:
         self.folder = folder
         self.data = data
         self.plan = plan
-        self.done = _kept(folder / "done", plan.num_chunks)
         self._numbers = itertools.count()
+        path, size = folder / "done", 1 + plan.num_chunks
+        held = stat_of(path, follow=False)
+        if logged is not None and (held is None or held.st_size != size):
+            _refuse(path, "is gone" if held is None else f"has {held.st_size:,} bytes instead of {size:,}")
+        marks = _kept(path, size)
+        self.done = marks[1:]
+        if logged is not None and not marks[0]:
+            _refuse(path, "was overwritten with zeros")
+        if lost := subtract_ranges(logged or [], self.committed()):
+            _refuse(path, f"lacks chunks that the log names as done, the first of them chunk {lost[0][0]}")
+        marks[0] = 1
 
     @property
     def lock(self) -> Path:
@@ -111,7 +131,19 @@ class Ledger:
 
 def has_changes(folder: Path) -> bool:
     """Whether the ledger in a folder says of any chunk that it is done, or that its rows are being changed."""
-    return any(map(any, (_begin_of(path) for path in folder.glob("undo-*")))) or any(read(folder / "done") or b"")
+    return any(map(any, (_begin_of(path) for path in folder.glob("undo-*")))) or any(
+        (read(folder / "done") or b"")[1:]
+    )
+
+
+def _refuse(path: Path, found: str) -> NoReturn:
+    refuse(
+        path.parent,
+        [f"the file {path.name}, which says which rows are changed, {found}"],
+        "holds an unfinished in-place run that cannot be resumed",
+        "Rows would be changed twice: put the file back, or restore the dataset from a copy and remove its .tdmap "
+        "folder.",
+    )
 
 
 def _begin_of(path: Path) -> bytes:

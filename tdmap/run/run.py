@@ -97,7 +97,8 @@ def open_run(
         with without_strays(folder / "workers.lock"):
             # A worker may have outlived its driver until now.
             history = History(folder / "journal", None if resume == TRUST else disk.boot_number())
-            ledger = Ledger(folder, job.source.data, job.plan)
+            logged = history.ranges if history.begun and not found.is_torn else None
+            ledger = Ledger(folder, job.source.data, job.plan, logged)
             if found.is_torn:
                 ledger.restart(history.ranges)
             ledger.recover()

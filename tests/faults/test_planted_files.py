@@ -183,6 +183,29 @@ def test_rows_that_are_half_changed_are_not_changed_again_without_their_log(tmp_
     assert torch.equal(TensorDict.load_memmap(out)["x"], before) and not torch.equal(before, make()["x"])
 
 
+LEDGERS = ("is gone", "has 0 bytes", "has 3 bytes", "with zeros")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_logged"),
+    [*((found, is_logged) for found in LEDGERS for is_logged in (True, False)), ("lacks chunks", True)],
+)
+def test_rows_that_are_half_changed_are_not_changed_again_without_their_ledger(tmp_path, found, is_logged):
+    out = begun("map in place", tmp_path)
+    if not is_logged:  # as after a kill before the log names a chunk as done
+        journals.keep(out / ".tdmap" / "journal", b"HSB")
+    path = out / ".tdmap" / "done"
+    content = {"is gone": None, "has 0 bytes": b"", "has 3 bytes": path.read_bytes()[:3]}
+    zeros = bytes([found == "lacks chunks"]) + bytes(path.stat().st_size - 1)
+    content = content.get(found, zeros)
+    path.unlink() if content is None else path.write_bytes(content)
+    before = TensorDict.load_memmap(out)["x"].clone()
+    for _ in range(2):  # the refusal changes nothing
+        with pytest.raises(ResumeMismatch, match=f"done, which says which rows are changed, .*{found}"):
+            EVERY["map in place"](make(), out, num_workers=0, callbacks=[NothingRuns()])
+    assert torch.equal(TensorDict.load_memmap(out)["x"], before) and not torch.equal(before, make()["x"])
+
+
 def test_a_journal_that_is_replaced_before_the_disk_is_waited_for(tmp_path):
     """The process that waits for the disk starts late, and has the file that its run opened."""
     (tmp_path / "hidden").mkdir(), (tmp_path / "outside").mkdir()

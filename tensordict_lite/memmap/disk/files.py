@@ -111,6 +111,23 @@ def below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
+def stat_of(path: str | os.PathLike[str], follow: bool = True) -> os.stat_result | None:
+    """Status of a file; None if it does not exist.
+
+    Other errors, such as EIO or ESTALE, are raised. :func:`os.path.exists` hides them: what it answers must not decide
+    whether files are removed or made anew.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_there(path: str | os.PathLike[str], follow: bool = True) -> bool:
+    """Whether a file exists. Errors as :func:`stat_of`."""
+    return stat_of(path, follow) is not None
+
+
 def is_same_file(a: str, b: str) -> bool:
     """Whether two paths name one file."""
     if a == b:
