@@ -16,6 +16,7 @@ from tdmap.arguments import require_integer
 from tdmap.datasets.text import Tokenizer, fixed_rows, one_thread_each
 from tdmap.ops.flat_map import flat_map
 from tensordict_lite import TensorClass, TensorDict
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.packages import need
 
 ROOT = "~/.cache/tdmap/data"
@@ -215,7 +216,7 @@ def _prepared(
         known["data"] = dataset._fingerprint  # one that was saved again under the same name is another
     digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=6).hexdigest()
     folder = root / Path(name).name / f"{tokenised.__name__}-{split}-{max_length}-{digest}"
-    if (folder / "meta.json").exists():
+    if is_there(folder / "meta.json"):
         return TensorDict.load_memmap(folder)
     if dataset is None:
         dataset = _load(split, name, from_disk, columns)

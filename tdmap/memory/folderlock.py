@@ -27,6 +27,7 @@ from tdmap.errors import FolderInUse, TdmapError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process_state import ProcessId, is_forking_worker
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.staging import exchange_in_turn
 
 LOCK = "lock"
@@ -229,7 +230,7 @@ def _make(folder: Path, inner: Path) -> bool:
     """Make the folder and its hidden one; whether the folder was not there."""
     require_no_file(folder)
     try:
-        made = not os.path.exists(folder)
+        made = not is_there(folder)
         if made:
             os.makedirs(folder, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # its holder has just removed it: once more, then

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only
+from tensordict_lite.memmap.disk.files import is_there, stat_of
 from tensordict_lite.memmap.disk.format import TEXTS, encode_key
 from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.disk.mapping import region_of
@@ -146,7 +148,7 @@ class OutputFolder:
             old = lock.folder
             new = replacement_of(old)
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
-            if new.exists():
+            if is_there(new):
                 raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
             with FolderLock(new, call) as inner:  # so that others are kept out after the exchange, too
                 self._lock, self._replaced = inner, lock
@@ -162,12 +164,12 @@ class OutputFolder:
     @property
     def _is_on_its_way(self) -> bool:
         """Whether a whole dataset is being moved to its place, or its process was killed while it did that."""
-        return os.path.lexists(self._moving)
+        return is_there(self._moving, follow=False)
 
     @property
     def _can_be_finished(self) -> bool:
         """Whether an interrupted move can be finished: nothing is in the way of the files that are left."""
-        if not self._is_on_its_way or not os.path.exists(f"{self._data}/{META}"):
+        if not self._is_on_its_way or not holds_dataset(self._data):
             return False
         return not (set(os.listdir(self._data)) - {META}) & self._names()
 
@@ -184,12 +186,12 @@ class OutputFolder:
     @property
     def is_whole(self) -> bool:
         """Whether the folder holds a dataset."""
-        return os.path.exists(self._meta)
+        return is_there(self._meta)
 
     @property
     def has_journal(self) -> bool:
         """Whether a run that can be resumed has been begun here."""
-        return os.path.lexists(self._journal)
+        return is_there(self._journal, follow=False)
 
     def require_free(self, resume: bool = False) -> None:
         """Raise FileExistsError unless a new dataset can be put here, or an unfinished run resumed."""
@@ -215,7 +217,7 @@ class OutputFolder:
             )
 
     def _require_no_shards(self, names: set[str]) -> None:
-        if SHARDS not in names and not os.path.lexists(f"{self.path}/{SHARDS_RUN}"):
+        if SHARDS not in names and not is_there(f"{self.path}/{SHARDS_RUN}", follow=False):
             return
         found = "a dataset of shards" if SHARDS in names else "an unfinished run of a call with rows_per_shard="
         raise FileExistsError(
@@ -236,10 +238,9 @@ class OutputFolder:
         remove_stale(str(self.hidden))  # a killed `complete` has left a second name for each file
         if self._is_on_its_way:
             self._move()
-        for folder in (str(self.path), self._data):
-            if os.path.exists(f"{folder}/{META}"):
-                return TensorDict.load_memmap(folder)
-        return None
+        if self.is_whole:
+            return TensorDict.load_memmap(self.path)
+        return TensorDict.load_memmap(self._data) if holds_dataset(self._data) else None
 
     def create(self, example: Data) -> Data:
         """Files for a dataset with the schema of `example`, zeroed and reserved."""
@@ -268,7 +269,7 @@ class OutputFolder:
     @property
     def _has_moved(self) -> bool:
         """Whether `load` has finished an interrupted move, of a dataset that was complete."""
-        return not os.path.exists(f"{self._data}/{META}")
+        return not holds_dataset(self._data)
 
     def save(self, data: Data) -> Any:
         """Write a dataset that is in memory, as a call of its own where the folder is not claimed. Errors as `claimed`
@@ -295,7 +296,7 @@ class OutputFolder:
             self._move_in_turn()
 
     def _move_in_turn(self) -> None:
-        if os.path.exists(f"{self._data}/{META}"):
+        if holds_dataset(self._data):
             self._require_nothing_else()
             if not self._is_on_its_way:
                 # From now on, neither folder holds a dataset until it is done.
@@ -334,12 +335,25 @@ class OutputFolder:
                     remove_unfinished(self.hidden / name)
 
 
+def holds_dataset(folder: str | os.PathLike[str]) -> bool:
+    """Whether a dataset is in a folder of the hidden one.
+
+    Raises:
+        UntrustedFile: a link is in its place.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.close(hidden.open_folder(folder))
+        return is_there(os.path.join(folder, META))
+    return False
+
+
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
     """Remove an unfinished dataset, or another file or folder of a call.
 
     Its metadata go first: what a process leaves that is killed meanwhile is no dataset.
     """
-    if os.path.isdir(path) and not os.path.islink(path):
+    info = stat_of(path, follow=False)
+    if info is not None and stat.S_ISDIR(info.st_mode):
         hidden.remove(f"{os.fspath(path)}/{META}")
     hidden.remove_tree(path)
 
@@ -411,6 +425,7 @@ def replacing(folder: Path, call: str) -> Iterator[FolderLock]:
     Raises:
         FileExistsError: the folder holds other files, or is the working directory.
         FolderInUse: another call writes it; names it.
+        UntrustedFile: a link is where the new dataset is made.
     """
     if os.path.samefile(folder, os.curdir):
         raise FileExistsError(f"{folder} is the working directory, which would be removed: choose another folder.")
@@ -421,6 +436,8 @@ def replacing(folder: Path, call: str) -> Iterator[FolderLock]:
             raise
     with FolderLock(Path(os.path.realpath(folder)), call) as lock:
         require_only(str(folder))
+        with contextlib.suppress(FileNotFoundError):
+            os.close(hidden.open_folder(replacement_of(lock.folder)))
         yield lock
 
 

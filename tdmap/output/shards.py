@@ -77,6 +77,7 @@ from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import digest_of_bytes
 from tensordict_lite import is_tensor_collection
 from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.paths import is_url, local_path
 
@@ -150,7 +151,7 @@ class Shards:
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._alone(call, resume))
-            begun = os.path.lexists(f"{self.folder}/{HIDDEN}/journal")
+            begun = is_there(f"{self.folder}/{HIDDEN}/journal", follow=False)
             if begun and not (resume or self.overwrite):
                 raise FileExistsError(
                     f"{self.target.name} holds an unfinished run: pass resume=True to resume it, or overwrite=True to "
@@ -396,7 +397,7 @@ class _Run:
         if isinstance(self.target, LocalTarget):
             for number in range(len(found)):
                 folder = f"{self.target.name}/{shard_name(name, number)}"
-                if not os.path.exists(f"{folder}/{META}"):
+                if not is_there(f"{folder}/{META}"):
                     raise FileNotFoundError(
                         f"{folder} was written, and cannot be found on this machine: workers on other "
                         "machines must share the folder of out, or out must be a URL."
@@ -452,7 +453,7 @@ def replaceable(target: Target, overwrite: bool) -> set[str]:
         return files
     if files - left or known is not None:
         raise FileExistsError(_in_the_way(target, files, known))
-    if isinstance(target, LocalTarget) and os.path.lexists(f"{target.name}/{HIDDEN}/journal"):
+    if isinstance(target, LocalTarget) and is_there(f"{target.name}/{HIDDEN}/journal", follow=False):
         raise FileExistsError(
             f"{target.name} holds an unfinished run of a call without rows_per_shard=: resume it by calling it as "
             "it was called, with resume=True, or choose another place, or pass overwrite=True."

@@ -43,6 +43,7 @@ from tdmap.stores.sharded import ShardedDataset
 from tdmap.stores.sources import digest_of_bytes
 from tdmap.stores.store import Store, require_reachable, store_of
 from tensordict_lite.memmap.disk.contents import files_below, put_away, reader_of, remove_emptied
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.disk.locks import locked
 from tensordict_lite.memmap.plan import SaveOptions, plan_for
@@ -129,7 +130,7 @@ class LocalTarget:
 
     def notes(self, run: str) -> dict[int, bytes]:
         folder = f"{self.name}/{HIDDEN}/{run}"
-        if not os.path.isdir(folder):
+        if not is_there(folder):
             return {}
         found = {int(name): hidden.read(f"{folder}/{name}") for name in os.listdir(folder) if name.isdecimal()}
         return {number: note for number, note in found.items() if note is not None}
@@ -146,7 +147,7 @@ class LocalTarget:
         hidden.remove_tree(new)  # of a worker that has died
         make(new)
         hidden.remove_tree(f"{new}/{HIDDEN}")
-        if os.path.lexists(folder):  # of a worker that died after this step
+        if is_there(folder, follow=False):  # of a worker that died after this step
             put_away(folder, new)
         os.rename(new, folder)
         return Path(folder, META).read_bytes()

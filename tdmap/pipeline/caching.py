@@ -26,6 +26,7 @@ from tdmap.run.context import Context
 from tdmap.run.fingerprint import source_parts
 from tdmap.run.identity import identify_call
 from tdmap.run.operation import resumable_call
+from tensordict_lite.memmap.disk.files import is_there
 
 if TYPE_CHECKING:
     from tdmap.pipeline.chain import Chain
@@ -83,15 +84,15 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
             return identify_call(ctx.name, before.data, len(before.data), before.identity_parts())
 
         made = resumable_call(ctx, identity, work)
-        if not os.path.lexists(note):
+        if not is_there(note, follow=False):
             replace_file(note, text)
         return made
 
-    is_noted = not store.has_journal or os.path.lexists(note)  # else it was killed before that
+    is_noted = not store.has_journal or is_there(note, follow=False)  # else it was killed before that
     if not (store.is_whole and is_noted):
         try:
             with store.claimed("Pipeline.cache", resume=resume or cache.overwrite), without_warnings(AlreadyComplete):
-                if os.path.lexists(note) and (changes := _changes(note, now, cache)):
+                if is_there(note, follow=False) and (changes := _changes(note, now, cache)):
                     if not cache.overwrite:
                         raise _mismatch(cache, changes)
                     store.begin_anew()
@@ -113,7 +114,7 @@ def dataset_of(before: Chain, cache: Cache, plan: Plan, settings: RunSettings) -
 
 def is_written(cache: Cache) -> bool:
     """Whether the folder holds a dataset."""
-    return os.path.exists(os.path.join(cache.path, "meta.json"))
+    return is_there(os.path.join(cache.path, "meta.json"))
 
 
 def _mismatch(cache: Cache, changes: tuple[str, ...]) -> ResumeMismatch:

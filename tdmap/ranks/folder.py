@@ -29,6 +29,7 @@ from tdmap.memory import hidden
 from tdmap.memory.folderlock import FolderLock, holder_of
 from tdmap.memory.hidden import HIDDEN, FileLock
 from tdmap.memory.spill import PREFIX
+from tdmap.output.outputfolder import holds_dataset
 from tdmap.plan import Ranges, merge_ranges
 from tdmap.ranks.shard import Rank
 from tdmap.run.identity import IN_PLACE, identify
@@ -36,6 +37,7 @@ from tdmap.run.log import History, Log
 from tdmap.run.options import TRUST
 from tdmap.run.run import history_of
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META, NodeMeta
 from tensordict_lite.memmap.load import Loader
 
@@ -93,7 +95,7 @@ class RankFolder:
             ResumeMismatch: the folder holds another run; names what differs.
             FolderInUse: a program that is no rank writes it.
         """
-        with contextlib.nullcontext() if os.path.lexists(self.journal) else FolderLock(self.path, call):
+        with contextlib.nullcontext() if is_there(self.journal, follow=False) else FolderLock(self.path, call):
             found = history_of(self.hidden, identify(job, kind), TRUST, ranks=True, again=again)
         return found.is_over or found.history.is_complete
 
@@ -180,13 +182,11 @@ class RankFolder:
         Raises:
             DatasetError: they have been removed since.
         """
-        if not os.path.lexists(self._columns):
+        if not is_there(self._columns, follow=False):
             return False
-        with contextlib.suppress(FileNotFoundError):
-            os.close(hidden.open_folder(self._data))  # no link
-            if os.path.exists(self._data / META):
-                return True
-        if os.path.exists(self.path / META):
+        if holds_dataset(self._data):
+            return True
+        if is_there(self.path / META):
             return False
         raise DatasetError(
             str(self._data), "is missing, with the rows of all ranks: remove the whole folder to start again"
@@ -202,7 +202,7 @@ class RankFolder:
 
     def reopen(self) -> bool:
         """Whether there are files to continue with, also those of a dataset that was whole before a power failure."""
-        if not self.is_begun and os.path.lexists(self._columns):
+        if not self.is_begun and is_there(self._columns, follow=False):
             hidden.make_folder(self._data)
             os.replace(self.path / META, self._data / META)
         return self.is_begun

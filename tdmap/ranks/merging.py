@@ -21,6 +21,7 @@ from tdmap.run import disk
 from tdmap.run.identity import check_identity, plan_of
 from tdmap.run.log import History
 from tdmap.run.operation import entry_point
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META
 
 
@@ -57,7 +58,7 @@ def merge_shards(folder: str | os.PathLike[str]) -> Any:
         ([6, 8, 10], [0, 2, 4, 6, 8, 10])
     """
     shared = RankFolder(folder)
-    if not os.path.lexists(shared.journal) or shared.history() is None:
+    if not is_there(shared.journal, follow=False) or shared.history() is None:
         raise FileNotFoundError(f"{shared.path} holds no run of ranks: begin one with map(..., shard=(rank, world)).")
     missing = merge(shared)
     if missing:
@@ -77,7 +78,7 @@ def merge(folder: RankFolder) -> ShardsMissing | None:
             return _missing(folder, plan, missing)
         if folder.is_begun:
             _publish(folder, plan)
-        elif not os.path.exists(folder.path / META):
+        elif not is_there(folder.path / META):
             return ShardsMissing(f"{folder.path}: the function raised on every row of every rank: nothing was written.")
         files = files_of(folder.open())
         folder.finish(files, plan.num_chunks, plan.length)

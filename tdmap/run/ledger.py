@@ -131,9 +131,7 @@ class Ledger:
 
 def has_changes(folder: Path) -> bool:
     """Whether the ledger in a folder says of any chunk that it is done, or that its rows are being changed."""
-    return any(map(any, (_begin_of(path) for path in folder.glob("undo-*")))) or any(
-        (read(folder / "done") or b"")[1:]
-    )
+    return any(map(any, (_begin_of(path) for path in folder.glob("undo-*")))) or any((read(folder / "done") or b"")[1:])
 
 
 def _refuse(path: Path, found: str) -> NoReturn:

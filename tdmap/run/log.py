@@ -75,6 +75,7 @@ from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.sink import Sink
 from tdmap.tuning import current
+from tensordict_lite.memmap.disk.files import stat_of
 
 T = TypeVar("T")
 
@@ -435,7 +436,8 @@ class Log:
         """The bytes of a file that jobs fill; uint8 `[nbytes]`, zeros unless an earlier session has made it."""
         name = f"{SPILL}{spill}-{name}"
         path = self.folder / name
-        if self._was_made(name, nbytes) and os.path.lexists(path) and os.lstat(path).st_size == nbytes:
+        info = stat_of(path, follow=False)
+        if info is not None and info.st_size == nbytes and self._was_made(name, nbytes):
             return known_file(path, nbytes)
         made: Tensor = self._make(name, nbytes, lambda: mapped_file(path, nbytes))
         return made
@@ -505,8 +507,8 @@ class Log:
         if not is_spill_file(file):
             return False
         if file not in self._sizes:
-            path = self.folder / file
-            self._sizes[file] = os.lstat(path).st_size if os.path.lexists(path) else -1
+            info = stat_of(self.folder / file, follow=False)
+            self._sizes[file] = -1 if info is None else info.st_size
         return self._sizes[file] >= nbytes
 
     def tick(self, now: float) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +37,7 @@ from tdmap.run.ledger import Ledger
 from tdmap.run.log import History, Log, begun, changes_of
 from tdmap.run.options import REDO, TRUST, Resume
 from tdmap.runtime.skiplog import SkipLog
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import REPLACED
 
 HISTORY = "history.jsonl"
@@ -183,7 +183,7 @@ def _end_other(folder: Path, history: History, identity: dict[str, Any], ranks: 
             "holds an unfinished in-place run",
             "Only some rows are changed: restore the dataset from a copy and remove its .tdmap folder.",
         )
-    if os.path.lexists(folder / REPLACED):
+    if is_there(folder / REPLACED, follow=False):
         remove(folder / HISTORY)
         remove_tree(folder / REPLACED)
     ledgers.forget(folder)
@@ -206,7 +206,7 @@ def _is_same(folder: Path, history: History, identity: dict[str, Any]) -> bool:
 
 def _refuse_replaced(folder: Path, history: History, identity: dict[str, Any], over: bool) -> None:
     """Refuse a run of which some rows are those of before a save, and some are not."""
-    if not os.path.lexists(folder / REPLACED):
+    if not is_there(folder / REPLACED, follow=False):
         return
     if history.header is not None and not over:
         over = history.is_complete

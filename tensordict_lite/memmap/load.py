@@ -26,6 +26,7 @@ from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.kernel import DeviceLike, normalise_device
 from tensordict_lite.memmap import nested
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import (
     MAX_BYTES,
     META,
@@ -75,7 +76,7 @@ class Loader:
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder (or a link, which is refused later) exists."""
-        return os.path.lexists(path)
+        return is_there(path, follow=False)
 
     def names(self, folder: str) -> list[str]:
         """Names of the files and folders in a folder."""

@@ -16,7 +16,7 @@ from tensordict_lite import registry
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.memmap import nested
-from tensordict_lite.memmap.disk.files import created, is_same_file, refuse_link, write_new
+from tensordict_lite.memmap.disk.files import created, is_same_file, is_there, refuse_link, write_new
 from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import anonymous_storage, check_room, holds_many, is_changed_copy, reserve
@@ -117,7 +117,7 @@ def _wants_archive(prefix: str | os.PathLike[str] | None, options: SaveOptions) 
 
 
 def _require_free(root: str) -> None:
-    if os.path.lexists(f"{root}/{META}"):
+    if is_there(f"{root}/{META}", follow=False):
         raise RuntimeError(f"{root} already holds a dataset: pass existsok=True to replace it")
 
 
@@ -177,7 +177,7 @@ class _Save:
         return file_of(tensor) is not None or holds_many(tensor.untyped_storage())
 
     def _in_folder(self, root: str) -> list[Tensor]:
-        fresh = not os.path.exists(root)
+        fresh = not is_there(root)
         for folder in () if fresh else self.plan.folders:
             if folder.path:
                 refuse_link(f"{root}/{folder.path}")
@@ -221,7 +221,7 @@ class _Save:
                 raise self._elsewhere(leaf, file)
         if self.options.existsok and not self.like:
             return False
-        if not os.path.lexists(path):
+        if not is_there(path, follow=False):
             return False
         if not self.options.existsok:
             raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
@@ -288,7 +288,7 @@ class _Save:
     def _is_kept(self, staging: Staging, leaf: Leaf) -> bool:
         """Have a file stay, and whether it does: where another save has replaced it meanwhile, it is written again."""
         path = f"{staging.prefix}/{leaf.file}"
-        if not (os.path.lexists(path) if self.like else self._is_placed(staging.prefix, leaf)):
+        if not (is_there(path, follow=False) if self.like else self._is_placed(staging.prefix, leaf)):
             (_reserve_leaf if self.like else _write_leaf)(staging.root, leaf)
             return False
         size = os.path.getsize(path) if leaf.nbytes and not leaf.tensor.is_nested else leaf.nbytes

@@ -27,7 +27,15 @@ from torch import Tensor
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.files import created, new_file, open_at_once, write_all, write_new, write_tensor_to
+from tensordict_lite.memmap.disk.files import (
+    created,
+    is_there,
+    new_file,
+    open_at_once,
+    write_all,
+    write_new,
+    write_tensor_to,
+)
 from tensordict_lite.memmap.disk.format import META, is_count, read_json
 from tensordict_lite.memmap.disk.locks import is_at, locked, open_folder
 from tensordict_lite.memmap.disk.mapping import check_room, reserve
@@ -110,7 +118,7 @@ class DatasetWriter:
         self._folder: int | None = None
         self._mutex = threading.RLock()
         row = None if example is None else _as_row(example)
-        if not os.path.exists(os.path.join(self.path, META)):
+        if not is_there(os.path.join(self.path, META)):
             if row is None:
                 raise DatasetError(self.path, "there is no dataset to continue: give an example row to start one")
             _create(self.path, row, 0 if capacity is None else capacity)
@@ -189,7 +197,7 @@ class DatasetWriter:
                 values, lengths = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pairs)
                 self._write_ragged(ragged, values, lengths, rows)
             for file in self._schema.files if durable else ():
-                if os.path.lexists(os.path.join(self.path, file)):  # an empty one may be missing
+                if is_there(os.path.join(self.path, file), follow=False):  # an empty one may be missing
                     os.fdatasync(self._file(file))
             self._commit(rows + count, durable)
         return rows + count
@@ -254,7 +262,7 @@ class DatasetWriter:
         fd = self._files.get(file)
         if fd is None:
             path = os.path.join(self.path, file)
-            if make and not os.path.lexists(path):
+            if make and not is_there(path, follow=False):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             fd = open_at_once(path, os.O_RDWR)
             if not stat.S_ISREG(os.fstat(fd).st_mode):

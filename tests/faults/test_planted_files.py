@@ -1,6 +1,9 @@
 """A dataset may come from anybody: nothing in its hidden folder is followed, waited for, believed or run."""
 
 import contextlib
+import errno
+import importlib
+import itertools
 import json
 import os
 import pickle
@@ -627,3 +630,78 @@ def test_a_cache_of_another_pipeline_says_so_in_plain_text(tmp_path):
     note.write_bytes(b"[" * 100_000)
     with pytest.raises(UntrustedFile, match="does not say of which pipeline it is"):
         RESUMABLE["cache"](make(), tmp_path / "out", num_workers=0)
+
+
+@pytest.mark.parametrize("leads_to", ["a dataset", "a file", "nothing"])
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, "ingest"])
+def test_a_link_in_place_of_the_replacement_is_not_followed(tmp_path, name, leads_to):
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
+    run = pictures_into(tmp_path) if name == "ingest" else OUT_OF_PLACE[name]
+    if "cache" in name:
+        run = lambda data, out, **o: tdmap.Pipeline(data).map(same).cache(out, overwrite=True).collect(num_workers=0)  # noqa: E731
+    run(make(), out, num_workers=0)
+    if leads_to == "a dataset":
+        make().memmap(elsewhere)
+        (elsewhere / "notes.txt").write_bytes(PRECIOUS)
+    elif leads_to == "a file":
+        elsewhere.write_bytes(PRECIOUS)
+    (tmp_path / ".out.tdmap-new").symlink_to(elsewhere)
+    before = looks_of(elsewhere) if leads_to != "nothing" else {}
+    with pytest.raises(UntrustedFile, match=r"\.out\.tdmap-new is a symbolic link"):
+        run(make()[:30], out, num_workers=0, **({} if "cache" in name else {"overwrite": True}))
+    assert (looks_of(elsewhere) if os.path.lexists(elsewhere) else {}) == before
+    assert out.is_dir() and not out.is_symlink()
+
+
+def pictures_into(folder: Path):
+    """An operation that writes a folder of pictures into `out`."""
+    image = pytest.importorskip("PIL.Image")
+    (folder / "pictures").mkdir()
+    image.new("RGB", (8, 8)).save(folder / "pictures" / "1.png")
+    images = importlib.import_module("tdmap.datasets.images")
+    return lambda data, out, **o: images.ingest(folder / "pictures", out, size=8, **o)
+
+
+@pytest.mark.parametrize("name", ["map", "write"])
+def test_a_link_in_place_of_the_unfinished_dataset_is_not_followed(tmp_path, name):
+    out, elsewhere = begun(name, tmp_path), tmp_path / "elsewhere"
+    (out / ".tdmap" / "data").rename(elsewhere)
+    (out / ".tdmap" / "data").symlink_to(elsewhere)
+    before = looks_of(elsewhere)
+    with pytest.raises(UntrustedFile, match="data is a symbolic link"):
+        EVERY[name](make(), out, num_workers=0)
+    assert looks_of(elsewhere) == before
+
+
+LOOKS = ("stat", "lstat", "fstat", "listdir", "scandir", "open")
+
+
+@pytest.mark.parametrize("name", ["map", "filter", "write", "reduce", "map in place"])
+def test_one_error_of_the_disk_does_not_forget_a_complete_run(tmp_path, name):
+    """A call that looks at a file fails once, each in turn: afterwards the run is still complete."""
+    out = prepare(name, tmp_path)
+    EVERY[name](make(), out, num_workers=0)
+    at, reached = 0, True
+    while reached:
+        with pytest.MonkeyPatch.context() as patch:
+            counter = itertools.count()
+            for look in LOOKS:
+                patch.setattr(os, look, failing(getattr(os, look), tmp_path, counter, at))
+            with contextlib.suppress(OSError, DatasetError):
+                quietly(lambda: EVERY[name](make(), out, num_workers=0))
+            reached = next(counter) > at
+        quietly(lambda: EVERY[name](make(), out, num_workers=0, callbacks=[NothingRuns()]))
+        at += 1
+    assert at > 10
+
+
+def failing(call, folder: Path, counter, at: int):
+    """The function, whose call number `at` about a file of a folder fails."""
+
+    def wrapped(path, *args, **kwargs):
+        is_within = "dir_fd" in kwargs or (isinstance(path, (str, Path)) and str(path).startswith(str(folder)))
+        if is_within and next(counter) == at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return call(path, *args, **kwargs)
+
+    return wrapped

@@ -39,7 +39,7 @@ from tdmap.rowerrors import RowErrors
 from tdmap.run.operation import entry_point
 from tensordict_lite import Ragged, TensorDict
 from tensordict_lite.memmap.disk.contents import put_away
-from tensordict_lite.memmap.disk.files import new_file, write_all
+from tensordict_lite.memmap.disk.files import is_there, new_file, refuse_link, write_all
 from tensordict_lite.paths import absolute_path
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def ingest(
     look = Look(as_size(size), resize, mode, resample, tuple(background), max_pixels)  # type: ignore[arg-type]
     files = list_files(folder, labels, suffixes, strict=on_error == "raise")
     path = Path(absolute_path(out))
-    replaces = overwrite and (path / META).exists()
-    if (path / ABOUT).exists() and not overwrite:
+    replaces = overwrite and is_there(path / META)
+    if is_there(path / ABOUT) and not overwrite:
         return _reopen(path, files, look, keep, on_error, resume)
     with without_warnings(AlreadyComplete, SkippedRows):
         run = _decode if look.is_fixed else _copy
@@ -187,7 +187,7 @@ def _exchange(new: Path, lock: FolderLock) -> None:
 
 def _remove(left: Path, place: Path) -> None:
     """Remove a dataset that another one has replaced, or one that is not whole and holds no file of the user's."""
-    if (left / META).exists() and ((left / ABOUT).exists() or not (left / FILES).exists()):
+    if is_there(left / META) and (is_there(left / ABOUT) or not is_there(left / FILES)):
         put_away(str(left), str(place))
     else:
         remove_tree(left)
@@ -419,6 +419,7 @@ def _about(files: Files, look: Look, keep: str, on_error: str) -> dict[str, Any]
 def _write_beside(
     path: Path, files: Files, look: Look, keep: str, on_error: str, skipped: list[tuple[str, str]]
 ) -> None:
+    refuse_link(str(path / FILES))
     names = TensorDict.load_memmap(path / FILES) if (path / FILES / "meta.json").exists() else None
     if names is None:
         TensorDict({"name": Ragged.from_list(files.names)}, [len(files.names)]).memmap(path / FILES)

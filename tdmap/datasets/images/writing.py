@@ -15,6 +15,7 @@ from tdmap.datasets.extras import opened
 from tdmap.datasets.images.pixels import pillow
 from tdmap.ops.map import map as map_chunks
 from tensordict_lite import TensorDict
+from tensordict_lite.memmap.disk.files import is_there
 
 if TYPE_CHECKING:
     from tdmap.datasets.images.pictures import Pictures
@@ -36,7 +37,7 @@ def write_files(pictures: Pictures, folder: Path, format: str, options: Mapping[
     targets = _targets(pictures.names(), None if encoded else suffix)
     for parent in sorted({str((folder / target).parent) for target in targets}):
         os.makedirs(parent, exist_ok=True)
-    there = next((target for target in targets if (folder / target).exists()), None)
+    there = next((target for target in targets if is_there(folder / target)), None)
     if there is not None:
         raise FileExistsError(f"{folder / there} exists: choose another folder, or remove it.")
     rows = TensorDict({"row": torch.arange(len(pictures))}, [len(pictures)])

@@ -27,7 +27,7 @@ from tensordict_lite.memmap.archive.read import MAX_RATIO, Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, check_level, method_of, write_archive
 from tensordict_lite.memmap.checksum import Corruption, Report
 from tensordict_lite.memmap.disk.contents import complete_files
-from tensordict_lite.memmap.disk.files import below, created, write_all
+from tensordict_lite.memmap.disk.files import below, created, is_there, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, RUNS, SUFFIX
 from tensordict_lite.memmap.disk.locks import reading
 from tensordict_lite.memmap.disk.mapping import check_room, hold_many, map_file
@@ -52,7 +52,7 @@ def save_archive(node: Kernel, prefix: str | os.PathLike[str], options: SaveOpti
         raise NotImplementedError("return_early=True is not supported for an archive: wait for the save")
     path, like, num_threads = absolute_path(prefix), options.like, options.num_threads
     method = method_of(options.compression)
-    if not options.existsok and os.path.lexists(path):
+    if not options.existsok and is_there(path, follow=False):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
     plan = plan_for(node, replace(options, reference_format=True), ragged_text=True)
     members = [ZipMember(folder.join(META), content := folder.json(), len(content), False) for folder in plan.folders]
@@ -198,8 +198,8 @@ def _pack(root: str, write: Callable[[Iterator[ZipMember], int], Any]) -> None:
 def _require_dataset(root: str) -> None:
     """ArchiveError if a folder has no dataset and none is being moved into it."""
     with reading(root):
-        is_there = os.path.exists(f"{root}/{META}")
-    if not is_there:
+        found = is_there(f"{root}/{META}")
+    if not found:
         raise ArchiveError(root, f"is not the folder of a saved dataset: it has no {META}")
 
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from tensordict_lite.errors import DatasetError
+from tensordict_lite.memmap.disk.files import is_there, refuse_link
 from tensordict_lite.memmap.disk.format import (
     META,
     PICKLES,
@@ -217,9 +218,9 @@ def require_only(folder: str) -> None:
 def refuse_part(folder: str) -> None:
     """Raise FileExistsError if a folder belongs to the dataset in its parent."""
     parent, name = os.path.split(os.path.realpath(folder))
-    if not os.path.lexists(f"{parent}/{META}") and not os.path.lexists(f"{parent}/{SHARDS}"):
+    if not is_there(f"{parent}/{META}", follow=False) and not is_there(f"{parent}/{SHARDS}", follow=False):
         return
-    metas = [path for path in (META, SHARDS, f"{name}/{META}") if os.path.lexists(f"{parent}/{path}")]
+    metas = [path for path in (META, SHARDS, f"{name}/{META}") if is_there(f"{parent}/{path}", follow=False)]
     is_part = False
     with contextlib.suppress(DatasetError, OSError):
         is_part = f"{name}/{META}" in owned(metas, reader_of(parent))
@@ -253,7 +254,11 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
         old: the folder.
         place: folder of the new dataset.
         find: selects the files of the dataset; by default :func:`owned`.
+
+    Raises:
+        DatasetError: the old folder is a symbolic link.
     """
+    refuse_link(old)
     try:
         names = files_below(old)
     except FileNotFoundError:
@@ -263,7 +268,8 @@ def put_away(old: str, place: str, find: Callable[[list[str]], set[str]] | None 
         ours = set(names)
     for name in set(names) - ours:
         target = f"{place}/{name}".rstrip("/")
-        if not os.path.lexists(target):
+        within = os.path.join(os.path.realpath(place), os.path.dirname(name.rstrip("/"))).rstrip("/")
+        if not is_there(target, follow=False) and os.path.realpath(os.path.dirname(target)) == within:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(f"{old}/{name}".rstrip("/"), target)
     for name in sorted(ours, key=_rank):

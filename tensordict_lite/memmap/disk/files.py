@@ -35,7 +35,7 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
     Raises:
         RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
     """
-    if not existsok and os.path.lexists(path):
+    if not existsok and is_there(path, follow=False):
         raise RuntimeError(f"the file {path} already exists: pass existsok=True to replace it")
     refuse_link(path)
     folder, name = os.path.split(path)

@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.memmap.tuning import current
 
@@ -123,7 +124,7 @@ def reading(folder: str) -> Iterator[None]:
 def _outermost(folder: str) -> str:
     """The outermost enclosing folder with metadata, or the folder itself."""
     above = os.path.dirname(folder)
-    while above and os.path.lexists(f"{above}/{META}") and os.access(above, os.R_OK):
+    while above and is_there(f"{above}/{META}", follow=False) and os.access(above, os.R_OK):
         folder, above = above, os.path.dirname(above)
     return folder
 

@@ -35,7 +35,7 @@ from typing import Any, Literal, TypeAlias
 
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.contents import STALE, is_temporary, left_by, put_away, remove_emptied
-from tensordict_lite.memmap.disk.files import below, open_at_once, refuse_link
+from tensordict_lite.memmap.disk.files import below, is_there, open_at_once, refuse_link, stat_of
 from tensordict_lite.memmap.disk.format import META, REPLACED, RUNS
 from tensordict_lite.memmap.disk.locks import close, is_at, kept, lock, open_folder, unlock
 
@@ -147,8 +147,8 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         self.take_turn()
         if self.is_gone():
             raise Superseded(self.prefix)
-        is_there = os.path.lexists(f"{self.prefix}/{META}")
-        if is_there and not existsok:
+        replaces = is_there(f"{self.prefix}/{META}", follow=False)
+        if replaces and not existsok:
             return self.abort()
         files, folders = list(files), sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for path in (*folders, *files):  # ``prefix`` itself has been resolved
@@ -156,8 +156,8 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         for folder in folders:
             _require_folder(self.prefix, folder)
         left, has_others = left_by(self.prefix, {*files, *(below(folder, META) for folder in folders)})
-        keeps_runs = replaced != "all" and os.path.lexists(f"{self.prefix}/{RUNS}")
-        may_exchange = is_there and self._is_alike and not (self._is_inside or has_others or keeps_runs)
+        keeps_runs = replaced != "all" and is_there(f"{self.prefix}/{RUNS}", follow=False)
+        may_exchange = replaces and self._is_alike and not (self._is_inside or has_others or keeps_runs)
         if may_exchange and self._are_alike(folders) and _exchanged(self.root, self.prefix):
             self._is_exchanged, self._old = True, left.union(files, (below(folder, META) for folder in folders))
         else:
@@ -201,7 +201,7 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         return all(
             _made_alike(f"{self.root}/{folder}", f"{self.prefix}/{folder}")
             for folder in folders
-            if folder and os.path.lexists(f"{self.prefix}/{folder}")
+            if folder and is_there(f"{self.prefix}/{folder}", follow=False)
         )
 
     def _move_in(self, files: list[str], folders: list[str], left: set[str], replaced: Replaced) -> None:
@@ -227,7 +227,7 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
             if folder:
                 os.makedirs(f"{self.prefix}/{folder}", exist_ok=True)
         for file in files:
-            if os.path.lexists(f"{self.root}/{file}"):
+            if is_there(f"{self.root}/{file}", follow=False):
                 _replace_file(f"{self.root}/{file}", f"{self.prefix}/{file}")
         for folder in reversed(folders):
             os.replace(f"{self.root}/{below(folder, META)}", f"{self.prefix}/{below(folder, META)}")
@@ -284,10 +284,10 @@ def _mark_runs(prefix: str) -> bool:
     A folder without a dataset is the output of a running job, unless a save was killed after marking it.
     """
     runs = f"{prefix}/{RUNS}"
-    if stat.S_ISDIR(_mode_of(runs)) and os.path.lexists(f"{prefix}/{META}"):
+    if stat.S_ISDIR(_mode_of(runs)) and is_there(f"{prefix}/{META}", follow=False):
         with contextlib.suppress(OSError):  # it exists, or the folder belongs to another user, whose runs are not used
             os.mkdir(f"{runs}/{REPLACED}")
-    return os.path.isdir(f"{runs}/{REPLACED}")
+    return is_there(f"{runs}/{REPLACED}", follow=False)
 
 
 def resolved(prefix: str) -> tuple[str, int]:
@@ -305,10 +305,8 @@ def resolved(prefix: str) -> tuple[str, int]:
 
 def _mode_of(path: str) -> int:
     """Type and permissions of the file at a path, without following links; 0 if there is none."""
-    try:
-        return os.lstat(path).st_mode
-    except (OSError, ValueError):
-        return 0
+    info = stat_of(path, follow=False)
+    return 0 if info is None else info.st_mode
 
 
 def _replace_file(new: str, place: str) -> None:
@@ -335,7 +333,7 @@ def _require_folder(root: str, folder: str) -> None:
     if not folder:
         return
     path = f"{root}/{folder}"
-    if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
+    if (mode := _mode_of(path)) and not stat.S_ISDIR(mode):
         raise DatasetError(path, "is no folder")
 
 
@@ -444,7 +442,7 @@ def _remove_folder(path: str) -> None:
     folder, name = os.path.split(path)
     name = STALE.sub("", name)[1:]  # of the dataset next to it, if any
     with contextlib.suppress(DatasetError):
-        if name and os.path.lexists(f"{path}/{META}") and os.path.isdir(f"{folder}/{name}"):
+        if name and is_there(f"{path}/{META}", follow=False) and is_there(f"{folder}/{name}"):
             return put_away(path, f"{folder}/{name}")
     shutil.rmtree(path, ignore_errors=True)
 
