@@ -196,17 +196,47 @@ class RowFile(NamedTuple):
     row_bytes: int
 
 
-class OpenFiles(list[int]):
-    """A descriptor for each tensor, -1 where there is none. They are closed with the last reference to the list."""
+MOST_FILES = 64
+"""Files of an output that a worker keeps open."""
+
+
+class OpenFiles:
+    """A descriptor for each tensor, -1 where there is none.
+
+    The first `MOST_FILES` files stay open until the last reference to this object is gone. Others are open while they
+    are used: a dataset may have more columns than a process may have open files.
+    """
 
     def __init__(self, files: Sequence[RowFile | None]) -> None:
-        super().__init__()
-        self._opened: dict[str, int] = {}
-        self.extend(-1 if file is None else _open(file.handle, self._opened) for file in files)
+        self._files, self._kept = files, dict[str, int]()
+        self._fds: list[int | None] = []
+        for file in files:
+            keeps = file is not None and (len(self._kept) < MOST_FILES or file.handle.path in self._kept)
+            self._fds.append(-1 if file is None else _open(file.handle, self._kept) if keeps else None)
+
+    def __iter__(self) -> Iterator[int]:
+        for number, kept in enumerate(self._fds):
+            if kept is not None:
+                yield kept
+            else:
+                with self.at(number) as fd:
+                    yield fd
+
+    @contextlib.contextmanager
+    def at(self, number: int) -> Iterator[int]:
+        """The descriptor of tensor `number`, for the block."""
+        kept, file, opened = self._fds[number], self._files[number], dict[str, int]()
+        if kept is not None:
+            yield kept
+            return
+        assert file is not None
+        try:
+            yield _open(file.handle, opened)
+        finally:
+            _close(opened)
 
     def __del__(self) -> None:
-        for fd in self._opened.values():
-            os.close(fd)
+        _close(self._kept)
 
 
 class RowFiles:
@@ -291,6 +321,11 @@ def _open(handle: SharedHandle, opened: dict[str, int]) -> int:
         fd = opened[handle.path] = os.open(handle.path, os.O_RDWR | os.O_CLOEXEC)
         _require(fd, handle)
     return fd
+
+
+def _close(opened: dict[str, int]) -> None:
+    for fd in opened.values():
+        os.close(fd)
 
 
 def _require(fd: int, handle: SharedHandle) -> None:

@@ -375,7 +375,7 @@ class PlacePieces(Step):
         return len(tasks)
 
     def _place(
-        self, source: int, targets: list[int], row: int, rows: int, offset: int, piece_rows: int, skip: int
+        self, source: int, targets: Iterable[int], row: int, rows: int, offset: int, piece_rows: int, skip: int
     ) -> None:
         for place, target, row_bytes in zip(self.places.files, targets, self.row_bytes):
             if place is not None:

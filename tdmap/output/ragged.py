@@ -120,13 +120,13 @@ class GatherRagged:
             starts, ends = bounds[:-1], bounds[1:]
         first = self.firsts[start // self.step]
         stops = torch.sub(ends, starts).cumsum(0).add_(first)
-        opened = self.places.descriptors  # not through the mapping, which costs a fault a page
-        self.places.write(1, opened[1], start + 1, stops)
+        values_file, offsets_file = self.places.descriptors  # a write through the mapping costs a fault a page
+        self.places.write(1, offsets_file, start + 1, stops)
         for low, high in self._blocks(stops, first):
             at = int(stops[low - 1]) if low else first
             block = _rows(values, starts[low:high], ends[low:high], int(stops[high - 1]) - at)
             if len(block):
-                self.places.write(0, opened[0], at, block)
+                self.places.write(0, values_file, at, block)
         self.shared.trim()
         return len(index)
 

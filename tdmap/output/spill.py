@@ -313,11 +313,13 @@ class CopyTasks:
                 if base != _COPY:
                     lengths = self.spill.read(Extent(self.files[file], offset, nbytes), torch.int64, [nbytes // 8])
                     lengths[0] += base
-                    self.places.write(target, targets[target], at // 8, lengths.cumsum_(0))
+                    with targets.at(target) as fd:
+                        self.places.write(target, fd, at // 8, lengths.cumsum_(0))
                     continue
                 if file not in sources:
                     sources[file] = open_file(self.spill.folder / self.files[file])
-                copy_bytes(sources[file], offset, targets[target], place.offset + at, nbytes)
+                with targets.at(target) as fd:
+                    copy_bytes(sources[file], offset, fd, place.offset + at, nbytes)
         finally:
             for fd in sources.values():
                 os.close(fd)

@@ -32,6 +32,7 @@ from tensordict_lite.memmap.disk.files import (
     is_there,
     new_file,
     open_at_once,
+    stat_of,
     write_all,
     write_new,
     write_tensor_to,
@@ -49,6 +50,7 @@ from tensordict_lite.paths import absolute_path
 from tensordict_lite.ragged import Ragged, ragged_in
 
 _MOST = 1 << 62  # rows
+_MOST_FILES = 64  # that a writer keeps open: a dataset may have more columns than a process may have open files
 _STEP = 1 << 30  # the allocation is doubled, but never extended by more than this many bytes per file
 
 
@@ -115,6 +117,7 @@ class DatasetWriter:
         self._pending = self._pending_bytes = 0
         self._buffer_bytes = current().buffer_bytes
         self._files: dict[str, int] = {}
+        self._inodes: dict[str, tuple[int, int]] = {}
         self._folder: int | None = None
         self._mutex = threading.RLock()
         row = None if example is None else _as_row(example)
@@ -128,10 +131,14 @@ class DatasetWriter:
         self._folder = open_folder(self.path)
         self._pid = os.getpid()
         if capacity:
-            with self._locked() as (rows, room):
-                if capacity > room:
-                    self._find_texts(rows)
-                    self._grow(rows, capacity)
+            try:
+                with self._locked() as (rows, room):
+                    if capacity > room:
+                        self._find_texts(rows)
+                        self._grow(rows, capacity)
+            except BaseException:
+                self._release()
+                raise
 
     # -- appending -----------------------------------------------------------------------------------------
 
@@ -258,16 +265,20 @@ class DatasetWriter:
         return meta
 
     def _file(self, file: str, make: bool = False) -> int:
-        """The descriptor of a file; ``make``: it is empty and may be missing."""
+        """The descriptor of a file, until the next call; ``make``: it is empty and may be missing."""
         fd = self._files.get(file)
         if fd is None:
             path = os.path.join(self.path, file)
             if make and not is_there(path, follow=False):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             fd = open_at_once(path, os.O_RDWR)
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
                 os.close(fd)
                 raise DatasetError(path, "is not a regular file")
+            self._inodes[file] = info.st_dev, info.st_ino
+            if len(self._files) >= _MOST_FILES:
+                os.close(self._files.pop(next(reversed(self._files))))  # the last: the first are those of the next rows
             self._files[file] = fd
         return fd
 
@@ -284,9 +295,10 @@ class DatasetWriter:
 
     def _require_same_dataset(self, head: Any) -> None:
         """Raise if the open files no longer belong to the dataset, or the dataset has other entries."""
-        files: dict[int | None, str] = {self._folder: self.path}
-        files |= {fd: os.path.join(self.path, name) for name, fd in self._files.items()}
-        is_same = all(fd is not None and is_at(fd, path) for fd, path in files.items())
+        is_same = self._folder is not None and is_at(self._folder, self.path)
+        for name, inode in self._inodes.items() if is_same else ():
+            info = stat_of(os.path.join(self.path, name))
+            is_same &= info is not None and (info.st_dev, info.st_ino) == inode
         if not is_same or not self._schema.is_that_of(self.path, head):
             raise DatasetError(
                 self.path,
@@ -382,7 +394,7 @@ class DatasetWriter:
     def _release(self) -> None:
         for fd in self._files.values():
             os.close(fd)
-        self._files = {}
+        self._files, self._inodes = {}, {}
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None

@@ -16,7 +16,8 @@ import tdmap
 from tdmap.memory import hidden
 from tdmap.run import disk
 from tdmap.run.status import describe, read_status
-from tensordict_lite import TensorDict
+from tensordict_lite import DatasetWriter, Ragged, TensorDict
+from tensordict_lite.ragged import ragged_in
 from tests import mounts
 from tests.mounts import as_nobody, in_child, needs_root
 
@@ -278,3 +279,53 @@ def test_lines_that_find_no_room_are_errors_that_name_the_file(tmp_path, monkeyp
     assert caught.value.errno == errno.ENOSPC
     hidden.append_line(tmp_path / "skipped.jsonl", b'"whole"')
     assert list(hidden.lines(tmp_path / "skipped.jsonl")) == ["whole"]
+
+
+def appended(data: TensorDict, out: Path, **options: object) -> TensorDict:
+    with DatasetWriter(out, data[:1] if ragged_in(data) else data[0]) as writer:
+        for part in data.split(25):
+            writer.append(part)
+            writer.flush()
+    return TensorDict.load_memmap(out)
+
+
+def read_table(data: TensorDict, out: Path, **options: object) -> TensorDict:
+    columns = [key for key in data.keys() if key != "nested"]
+    lines = [columns, *zip(*(data[key].tolist() for key in columns))]
+    out.parent.mkdir()
+    out.with_name("wide.csv").write_text("\n".join(",".join(map(str, line)) for line in lines))
+    return tdmap.datasets.read(out.with_name("wide.csv"), out, num_workers=0)
+
+
+WIDE = {
+    **{name: OUT_OF_PLACE[name] for name in ("map", "filter", "flat_map", "sort", "shuffle", "permute", "write fewer")},
+    "join": lambda data, out, **o: tdmap.join(data, data.select("x"), "x", out=out, **o),
+    "shards": lambda data, out, **o: tdmap.filter(data, same_rows, out=out, rows_per_shard=30, **o),
+    "read": read_table,
+    "append": appended,
+}
+
+
+def same_rows(chunk: TensorDict) -> torch.Tensor:
+    return chunk["x"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "numbers") for name in WIDE), *((name, "text") for name in ("map", "flat_map", "sort"))]
+)
+def test_more_columns_than_files_may_be_open(tmp_path, name, kind):
+    data = make()
+    for number in range(210):
+        data[f"c{number}"] = data["x"] + number
+    if kind == "text":
+        for number in range(50):
+            data[f"t{number}"] = Ragged.from_list([f"{number} {row}" for row in range(len(data))])
+    wanted = WIDE[name](data, tmp_path / "wanted" / "out", num_workers=0)
+    before, (soft, hard) = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 200, hard))
+    try:
+        found = WIDE[name](data, tmp_path / "found" / "out", num_workers=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for key in ("x", "c209", *(("t49",) if kind == "text" else ())):
+        assert [*found[:][key]] == [*wanted[:][key]] and len(found) == len(wanted)

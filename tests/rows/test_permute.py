@@ -148,9 +148,9 @@ def test_descriptors_of_an_output_are_closed_with_it(tmp_path):
     found = TensorDict.load_memmap(tmp_path)
     before = descriptors(tmp_path)
     places = RowFiles.of([found["x"], None, found["y"]])
-    assert places.descriptors[1] == -1 and len(descriptors(tmp_path) - before) == 2
+    assert [*places.descriptors][1] == -1 and len(descriptors(tmp_path) - before) == 2
     again = pickle.loads(pickle.dumps(places))  # as a worker has it
-    again.write(2, again.descriptors[2], 8, torch.ones(2))
+    again.write(2, [*again.descriptors][2], 8, torch.ones(2))
     assert found["y"][7:].tolist() == [0, 1, 1]
     del places, again
     assert descriptors(tmp_path) == before
@@ -169,7 +169,7 @@ def test_threads_share_the_descriptors_of_an_output(tmp_path, monkeypatch):
     places = RowFiles.of([TensorDict({"x": torch.zeros(10)}, [10]).memmap(tmp_path)["x"]])
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: places.descriptors, range(2))
-    assert first is second and os.fstat(first[0]).st_size == 40
+    assert first is second and os.fstat(next(iter(first))).st_size == 40
 
 
 def test_the_caller_reads_a_file_that_was_removed(tmp_path):
