@@ -27,8 +27,9 @@ from tdmap.errors import FolderInUse, TdmapError, UntrustedFile
 from tdmap.memory import hidden
 from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
 from tdmap.process_state import ProcessId, is_forking_worker
+from tensordict_lite.memmap.disk.contents import files_below
 from tensordict_lite.memmap.disk.files import is_there
-from tensordict_lite.memmap.disk.staging import exchange_in_turn
+from tensordict_lite.memmap.disk.staging import exchange_in_turn, keep_modes
 
 LOCK = "lock"
 """Its name in the hidden folder."""
@@ -175,9 +176,16 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         return self._fd >= 0 and self._pid == os.getpid()
 
     def exchange(self, other: FolderLock) -> None:
-        """Exchange the folders of two locks, which both stay held; nothing in a fork of the process."""
+        """Exchange the folders of two locks, which both stay held; nothing in a fork of the process.
+
+        The new dataset, in the folder of this lock, gets the permissions of the other one.
+        """
         if self.is_mine and other.is_mine:
-            exchange_in_turn(str(self.folder), str(other.folder))
+            new, old = str(self.folder), str(other.folder)
+            files = [file for file in files_below(new) if not file.startswith(f"{HIDDEN}/")]
+            folders = {os.path.dirname(file) for file in files} | {""}
+            keep_modes(new, old, [*files, *sorted(folders)])
+            exchange_in_turn(new, old)
             self.folder, other.folder = other.folder, self.folder
 
     def release(self) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap.errors import UntrustedFile
+from tensordict_lite.memmap.disk.files import stat_of
 from tensordict_lite.memmap.disk.format import RUNS
 
 HIDDEN = RUNS
@@ -249,10 +250,11 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
         data: what it is to hold.
         durable: wait until it is on the disk, so that the machine may go down as well.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary, replaced = path.with_name(path.name + ".new"), stat_of(path, follow=False)
     remove(temporary)  # of a killed writer, or a planted link
     try:
-        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        mode = 0o666 if replaced is None else stat.S_IMODE(replaced.st_mode)
+        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with naming(path), open(fd, "wb") as file:
             file.write(data)
             file.flush()

@@ -150,6 +150,7 @@ class OutputFolder:
             put_away(str(new), str(old))  # left by a process that was killed while it held this lock
             if is_there(new):
                 raise FileExistsError(f"{new} holds files that tdmap did not write: move them to another place.")
+            os.mkdir(new, 0o700)  # until it has the permissions of the old one
             with FolderLock(new, call) as inner:  # so that others are kept out after the exchange, too
                 self._lock, self._replaced = inner, lock
                 self._lie_in(new)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -399,3 +400,37 @@ def test_five_hundred_kills_touch_no_file_of_the_users(tmp_path: Path) -> None:
         check(place, users, [])
         finish(name, out, users, put_late(place, out, chance))
     print(f"{kills} kills")
+
+
+def rows_with_text(count: int) -> TensorDict:
+    words = Ragged.from_list([f"w{number}" for number in range(count)])
+    x = torch.arange(count)
+    return TensorDict({"x": x, "w": words, "in": {"y": x, "v": words.clone()}}, [count])
+
+
+def one_column(data: TensorDict, out: Path) -> None:
+    saved = TensorDict.load_memmap(out)
+    saved.set("x", saved["x"] + 1).memmap(out)
+
+
+REPLACE = {
+    "memmap": lambda data, out: data.memmap(out),
+    "memmap of one column": one_column,
+    "map": lambda data, out: tdmap.map(data, lambda rows: rows, out=out, overwrite=True, num_workers=0),
+    "sort": lambda data, out: tdmap.sort(data, "x", out=out, overwrite=True, num_workers=0),
+    "flat_map": lambda data, out: tdmap.flat_map(data, lambda rows: rows, out=out, overwrite=True, num_workers=0),
+}
+
+
+@pytest.mark.parametrize("modes", [(0o700, 0o600), (0o770, 0o660), (0o755, 0o600)], ids=lambda modes: f"{modes[0]:o}")
+@pytest.mark.parametrize("name", REPLACE)
+def test_a_replaced_dataset_keeps_its_permissions(tmp_path, name, modes):
+    out = tmp_path / "out"
+    rows_with_text(5).memmap(out)
+    for path in [out, *out.rglob("*")]:
+        path.chmod(modes[path.is_file()])
+    REPLACE[name](rows_with_text(9), out)
+    found = {
+        str(path): stat.S_IMODE(path.stat().st_mode) for path in [out, *out.rglob("*")] if ".tdmap" not in str(path)
+    }
+    assert found == {name: modes[os.path.isfile(name)] for name in found}

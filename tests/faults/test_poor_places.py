@@ -291,7 +291,7 @@ def appended(data: TensorDict, out: Path, **options: object) -> TensorDict:
 
 def read_table(data: TensorDict, out: Path, **options: object) -> TensorDict:
     columns = [key for key in data.keys() if key != "nested"]
-    lines = [columns, *zip(*(data[key].tolist() for key in columns))]
+    lines = [columns, *zip(*(data[key].tolist() for key in columns), strict=True)]
     out.parent.mkdir()
     out.with_name("wide.csv").write_text("\n".join(",".join(map(str, line)) for line in lines))
     return tdmap.datasets.read(out.with_name("wide.csv"), out, num_workers=0)

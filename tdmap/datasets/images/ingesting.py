@@ -168,6 +168,7 @@ def _beside(path: Path) -> Iterator[Path]:
         new = replacement_of(old)
         for left in (new, _kept_beside(new)):  # by a process that was killed while it held this lock
             _remove(left, old)
+        os.mkdir(new, 0o700)  # until it has the permissions of the old one
         try:
             yield new
             _exchange(new, lock)

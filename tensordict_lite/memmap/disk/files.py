@@ -32,6 +32,8 @@ BLOCK = 16 << 20  # non-contiguous host tensors are copied in blocks of this man
 def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
     """A descriptor of a temporary sibling that replaces ``path`` if the block succeeds, and is removed otherwise.
 
+    The file gets the permissions of the replaced one.
+
     Raises:
         RuntimeError: the file exists and ``existsok`` is false, or it is a symbolic link.
     """
@@ -40,9 +42,12 @@ def new_file(path: str, *, existsok: bool = True) -> Iterator[int]:
     refuse_link(path)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    replaced = stat_of(path)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if replaced is None else 0o600)
     try:
         try:
+            if replaced is not None:
+                os.fchmod(fd, stat.S_IMODE(replaced.st_mode))
             yield fd
         finally:
             os.close(fd)

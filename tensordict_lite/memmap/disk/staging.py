@@ -153,6 +153,8 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         files, folders = list(files), sorted(folders, key=lambda folder: folder.count("/") + bool(folder))
         for path in (*folders, *files):  # ``prefix`` itself has been resolved
             refuse_link(f"{self.prefix}/{path}")
+        if replaces:
+            keep_modes(self.root, self.prefix, (*files, *(below(folder, META) for folder in folders)))
         for folder in folders:
             _require_folder(self.prefix, folder)
         left, has_others = left_by(self.prefix, {*files, *(below(folder, META) for folder in folders)})
@@ -261,6 +263,23 @@ def _made_alike(new: str, old: str) -> bool:
         return False
 
 
+def keep_modes(new: str, old: str, paths: Iterable[str]) -> None:
+    """Give the files and folders of a new dataset the permissions of those that they replace.
+
+    A file without a counterpart gets those of the replaced metadata.
+
+    Args:
+        new, old: the folders.
+        paths: relative. Those that are not in the new folder are left out.
+    """
+    default = _mode_of(f"{old}/{META}")
+    for path in paths:
+        made = _mode_of(f"{new}/{path}")
+        wanted = _mode_of(f"{old}/{path}") or default
+        if made != wanted and stat.S_IFMT(made) == stat.S_IFMT(wanted):
+            os.chmod(f"{new}/{path}", stat.S_IMODE(wanted))
+
+
 def _attributes(path: str) -> dict[str, bytes]:
     if not hasattr(os, "listxattr"):
         return {}
@@ -365,7 +384,8 @@ def staged_path(path: str) -> Iterator[str]:
     os.makedirs(parent, exist_ok=True)
     remove_stale(parent)
     temporary = os.path.join(parent, f".{name[:100]}{temporary_name()}")
-    fd = kept(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    private = 0o600 if is_there(path) else 0o666  # until it has the permissions of the replaced file
+    fd = kept(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, private))
     try:
         try:
             with contextlib.suppress(OSError):  # a file system without locks
