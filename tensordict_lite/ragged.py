@@ -193,7 +193,7 @@ class RaggedColumn(PayloadColumn):
     def _parsed(self, part: bytes, row: int) -> Any:
         try:
             return json.loads(part) if part else None  # empty for a skipped row
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(_name_of(self.values, "values"), f"row {row} is not JSON ({error})") from None
 
     def _spans(self, rows: Sequence[int]) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, Untrusted
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
-from tdmap.job import Job, Source
+from tdmap.job import Job, Policy, Source
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN, parse_json, printable
@@ -234,11 +234,11 @@ class Shards:
                 identity["plan"][PER_SHARD] = rows
             return _Run(self, job, rows, write, identity).run()
 
-    def write(self, made: Data, identity: dict[str, Any] | None = None) -> Data:
-        """Copy the rows of the folder into shards, and open them. Errors as `map`."""
+    def write(self, made: Data, policy: Policy, identity: dict[str, Any] | None = None) -> Data:
+        """Copy the rows of the folder into shards, and open them. `policy` is that of the job; errors as `map`."""
         length = int(made.shape[0])
         plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
-        job = Job(Source(made), plan, as_it_is)
+        job = Job(Source(made), plan, as_it_is, policy)
         known = None if identity is None else self._identity(identity)
         found = _Run(self, job, self._rows_of(job), write_folder, known).run()
         if identity is not None:

@@ -264,8 +264,8 @@ def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
     """The content of a file, and its whole frames."""
     data = memoryview(b"")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        small = os.lstat(path).st_size <= SMALL  # to ask for the free memory takes longer than to read it
-        data = memoryview(read(path, SMALL if small else available_memory() // 2, own) or b"")
+        small = os.lstat(path).st_size <= SMALL
+        data = memoryview((read(path, SMALL, own) or b"") if small else _whole_frames(path, len(MAGIC), own))
     if data[: len(MAGIC)] != MAGIC:
         if data[: len(MAGIC) - 2] == MAGIC[:-2] and len(data) > len(MAGIC):
             raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
@@ -282,6 +282,30 @@ def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
         frames.append((at, _LETTERS[data[start]], stop))
         at = stop
     return data, frames
+
+
+def _whole_frames(path: Path, at: int, own: bool = True) -> bytes:
+    """The beginning of a large file, up to its last whole frame; the first begins at byte `at`.
+
+    The file is read in blocks first: a sparse one may have any size.
+    """
+    with open(open_file(path, own=own), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(at)
+        while len(head := file.read(FRAME.size)) == FRAME.size:
+            length, crc = FRAME.unpack(head)
+            stop, found = at + FRAME.size + length, 0
+            if not length or stop > size:
+                break
+            while (left := stop - file.tell()) and (block := file.read(min(left, 1 << 20))):
+                found = zlib.crc32(block, found)
+            if found != crc:
+                break
+            at = stop
+        if at > available_memory() // 2:
+            raise UntrustedFile(path, f"has {at:,} bytes of frames, which is more than half of the free memory")
+        file.seek(0)
+        return file.read(at)
 
 
 def _counting(data: memoryview, frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
@@ -696,7 +720,11 @@ def read_states(folder: Path, job: int, modules: frozenset[str]) -> list[Any]:
         UntrustedFile: the file is not the caller's, or holds something else.
     """
     for name in (f"{STATES}{job}", f"{STATES}{job}{DISK}"):
-        data = memoryview(read(folder / name, available_memory() // 2) or b"")
+        info = stat_of(folder / name, follow=False)
+        if info is None:
+            continue
+        small = info.st_size <= SMALL
+        data = memoryview((read(folder / name) or b"") if small else _whole_frames(folder / name, 0))
         body = data[FRAME.size :]
         if len(data) < FRAME.size or FRAME.unpack_from(data) != (len(body), zlib.crc32(body)):
             continue  # torn when the machine went down

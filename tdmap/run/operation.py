@@ -255,7 +255,7 @@ def resumable_call(
     if not resume:
         with output.claimed(name):
             made = work()
-            return made if shards is None else shards.write(made)
+            return made if shards is None else shards.write(made, ctx.steps)
     if output.store is None:
         raise ValueError("resume=True keeps its log in the output folder: pass the path of a folder as out=.")
     known = identity()
@@ -278,7 +278,7 @@ def resumable_call(
                 result = work()
                 log.finish(known["plan"]["rows"], files_of(result))  # whose names have changed
         clean(store.hidden)  # also of a session that was killed before it did
-        return result if shards is None else shards.write(result, known)
+        return result if shards is None else shards.write(result, ctx.steps, known)
 
 
 def resumable_answer(

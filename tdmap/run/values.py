@@ -19,6 +19,7 @@ import pickle
 import sys
 import types
 import uuid
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -74,6 +75,9 @@ def unpack(content: bytes | memoryview, modules: Collection[str] = ()) -> Any:
         ValueError: the bytes hold something else, or an instance of a class that is not accepted.
     """
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            if sum(part.file_size for part in file.infolist()) > len(content):
+                raise ValueError("it is compressed")
         declared = set(map(id, torch.serialization.get_safe_globals()))  # those stay when the block ends
         with torch.serialization.safe_globals([x for x in [*_SAFE, *_classes_of(modules)] if id(x) not in declared]):
             return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
@@ -114,19 +118,60 @@ def _maker(value: object) -> Any:
     return value.__reduce_ex__(2)[0]
 
 
+_MOST = 4096
+"""Elements of a range, and digits before or behind the point of a number: more than a file holds can be made of them."""
+
+
+def _range(*args: int) -> range:
+    made = range(*args)
+    if len(made) > _MOST:
+        raise ValueError(f"a range of {len(made):,} numbers")
+    return made
+
+
+def _bytes(*args: bytes) -> bytes:
+    if any(type(arg) is not bytes for arg in args):
+        raise ValueError("bytes of something else")
+    return bytes(*args)
+
+
+def _decimal(value: str) -> decimal.Decimal:
+    made = decimal.Decimal(value)
+    if made.is_finite() and abs(made.adjusted()) > _MOST:
+        raise ValueError("a number of too many digits")
+    return made
+
+
+def _fraction(*args: int | str) -> fractions.Fraction:
+    if any("e" in str(arg).lower() for arg in args):
+        raise ValueError("a fraction with an exponent")
+    return fractions.Fraction(*args)
+
+
+def _array(*args: object) -> np.ndarray[Any, Any]:
+    return np.empty(0)  # what follows gives its shape with its elements
+
+
+def _scalar(dtype: np.dtype[Any], value: bytes) -> Any:
+    return _maker(np.float64(0))(dtype, value)  # no element without its bytes
+
+
+def _named(call: Callable[..., Any], kind: Any) -> tuple[Callable[..., Any], str]:
+    """A function, and the name of the one that it replaces."""
+    return call, f"{kind.__module__}.{kind.__qualname__}"
+
+
 _SAFE: list[Any] = [
-    *(int, float, bool, str, bytes, list, dict, set, tuple, frozenset, range, slice),
-    *(collections.defaultdict, collections.deque, type(pathlib.Path()), uuid.UUID, decimal.Decimal, fractions.Fraction),
+    *(int, float, bool, str, list, dict, set, tuple, frozenset, slice),
+    *(collections.defaultdict, collections.deque, type(pathlib.Path()), uuid.UUID),
     *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta, datetime.timezone),
-    *(
-        np.ndarray,
-        np.dtype,
-        _maker(np.zeros(1)),
-        _maker(np.float64(0)),
-        *map(type, map(np.dtype, np.sctypeDict.values())),
-    ),
+    *(np.dtype, *map(type, map(np.dtype, np.sctypeDict.values()))),
+    *(_named(_range, range), _named(_bytes, bytes)),
+    *(_named(_decimal, decimal.Decimal), _named(_fraction, fractions.Fraction)),
+    *(_named(_array, _maker(np.zeros(1))), _named(_scalar, _maker(np.float64(0))), _named(_array, np.ndarray)),
+    (np.ndarray, "\n"),  # may be filled; no file can hold this name, so none calls it with a shape
 ]
-"""What `torch.load` builds besides its own list, and that of `tensordict_lite`."""
+"""What `torch.load` builds besides its own list, and that of `tensordict_lite`: nothing that is larger than its data."""
 
 
 def _classes_of(modules: Collection[str]) -> list[type]:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tdmap.runtime.workers import launch
 from tdmap.runtime.workers.boot import template_main
 from tdmap.runtime.workers.surroundings import import_path
 from tests import interpreters
+from tests.processes import once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +54,24 @@ def test_what_python_passes_over_in_the_import_path_is_left_out(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "there", "/a", Path("/b"), None, 3])
     assert import_path() == (f"{tmp_path}/", f"{tmp_path}/there", "/a")
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["while workers start", "while they work"])
+def test_the_process_that_workers_are_forked_from_is_killed(tmp_path, started):
+    """By its own kill or by the one of the kernel that is out of memory: another takes its place."""
+
+    def fn(chunk):
+        if int(chunk[0]) % 8 == 0 and once(tmp_path / str(int(chunk[0]))):
+            os.kill(os.getppid(), signal.SIGKILL)
+        return chunk + 1
+
+    launch.close_template()
+    with tdmap.WorkerPool(2, start_method="forkserver") as pool:
+        if not started:
+            pool.warm_up(wait=False)
+            os.kill(launch.template()._process.pid, signal.SIGKILL)
+        data = torch.arange(32)
+        assert torch.equal(tdmap.map(data, fn, pool=pool, chunksize=2, retries=8), data + 1)
 
 
 def refuse():

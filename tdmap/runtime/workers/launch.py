@@ -156,7 +156,11 @@ def start_worker(method: str, control: str, threads: int, idle_seconds: float) -
         if method == "fork":
             process: Process = _fork(theirs, control, threads, idle_seconds)
         elif method == "forkserver":
-            process = template().fork(theirs, control, threads, idle_seconds)
+            try:
+                process = template().fork(theirs, control, threads, idle_seconds)
+            except WorkerStartError:  # it was killed a moment ago
+                close_template()
+                process = template().fork(theirs, control, threads, idle_seconds)
         else:
             process = _spawn(theirs, control, threads, idle_seconds)
     except BaseException:
@@ -330,7 +334,12 @@ class Template:
 
     @property
     def alive(self) -> bool:
-        return self._owner.is_here and self._process.poll() is None
+        return self._owner.is_here and self.status is None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, or None while it runs."""
+        return self._process.poll()
 
     def fork(self, connection: Connection, control: str, threads: int, idle_seconds: float) -> TemplateChild:
         """Ask for a worker that serves `connection`."""
@@ -390,7 +399,11 @@ class TemplateChild(Process):
             else:
                 self._status = 1
                 if not report:
-                    raise self._template.ended()
+                    error = self._template.ended()
+                    if (killed := self._template.status or 0) < 0:  # the death of this worker: another one replaces it
+                        self._status = killed
+                        break
+                    raise error
                 raise _refused(OSError(-number, os.strerror(-number)), "a worker cannot be forked")
         return self._status
 

@@ -92,17 +92,32 @@ class Staging(contextlib.AbstractContextManager["Staging"]):
         else:
             self.root = f"{parent}/.{os.fsdecode(os.fsencode(name)[:200])}{temporary_name()}"
         remove_stale(os.path.dirname(self.root))
+        self._is_exchanged, self._turn, self._lock, self._old = False, -1, -1, set[str]()
         try:
             os.mkdir(self.root)
             self._lock = kept(open_folder(self.root))
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._lock, fcntl.LOCK_SH)  # a running save, also for readers that cannot see the process
+            self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
         except FileNotFoundError as err:
             raise Superseded(self.prefix) from err
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(self._lock, fcntl.LOCK_SH)  # marks a running save, also for readers that cannot see the process
-        self._is_exchanged, self._turn, self._old = False, -1, set[str]()
-        self._is_alike = self._is_inside or not mode or _made_alike(self.root, self.prefix)
+        except BaseException:
+            self._abandon()
+            raise
 
     def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        try:
+            self._end(problem)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Leave what is there to the next save: an interrupt, such as Ctrl-C, came before it was removed."""
+        _abandoned.add(self.root)
+        unlock(self._lock)
+
+    def _end(self, problem: BaseException | None) -> None:
         if problem is None:
             return self.release()
         name_place(problem, self.root, self.prefix)
@@ -417,6 +432,9 @@ def name_place(problem: BaseException, made: str, place: str) -> None:
 FEW = 100
 """Number of entries of a folder that are checked before every save."""
 
+_abandoned: set[str] = set()
+"""Folders of saves of this process that were interrupted before they had removed them."""
+
 _rests: dict[str, float] = {}
 """Time (``time.monotonic``) until which a folder with many entries is not checked again."""
 
@@ -442,7 +460,9 @@ def _sweep(folder: str) -> int:
         for entry in entries:
             count += 1
             match = STALE.search(entry.name)
-            if match and match[1] == _host() and not os.path.exists(f"/proc/{match[2]}"):
+            if not match or match[1] != _host():
+                continue
+            if entry.path in _abandoned or not os.path.exists(f"/proc/{match[2]}"):
                 with contextlib.suppress(OSError):  # it belongs to another user
                     _remove_stale(entry)
     return count
