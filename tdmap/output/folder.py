@@ -11,7 +11,7 @@ import torch
 from tdmap.data.alike import unlike_the_others
 from tdmap.data.join import allocate_like, gatherable, result_of_no_rows, unallocated
 from tdmap.data.kinds import Data, KeyPath, entries_of, is_dense, key_name
-from tdmap.data.objectlog import ObjectLog, check_storable
+from tdmap.data.objectlog import OBJECTS, ObjectLog, check_storable
 from tdmap.data.objects import (
     Forms,
     ObjectColumns,
@@ -25,7 +25,7 @@ from tdmap.data.objects import (
     without_objects,
 )
 from tdmap.data.writer import RowWriter
-from tdmap.errors import OutputMismatch
+from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.execution import Execution
 from tdmap.job import Job
 from tdmap.output.outputfolder import OutputFolder, files_of, require_room_for_hidden
@@ -217,7 +217,12 @@ def fill_folder(
     with spill_for(log, store, spill_dir) as spill:
         sink = Folder(store, log, PlaceSpilled(spill, execution, store.ragged))
         data = run_logged(log, execution, job, sink)
-        columns = sink.columns()
-        if columns:
-            store.complete(data, columns, sink.order)
+        try:
+            columns = sink.columns()
+            if columns:
+                store.complete(data, columns, sink.order)
+        except LookupError as error:
+            if log is None:
+                raise
+            raise UntrustedFile(log.folder / OBJECTS, f"holds objects of other rows ({error})") from error
     return store.publish()

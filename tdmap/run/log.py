@@ -107,8 +107,8 @@ class LoggedJob:
     rows: int
     done: Ranges = field(default_factory=list)
     """Chunks, in the order in which they were noted."""
-    values: list[tuple[int, memoryview]] = field(default_factory=list)
-    """The first of some chunks, and their packed values."""
+    values: list[tuple[int, int, memoryview]] = field(default_factory=list)
+    """Ranges of chunks, and their packed values."""
     skipped: dict[int, list[Any]] = field(default_factory=dict)
     """By chunk: the rows that were skipped, as `failure` gives them."""
     rows_done: int = 0
@@ -181,7 +181,7 @@ class History:
             job.done.append((start, stop))
             job.rows_done = min(job.rows_done + rows, job.rows)
             if len(body) > _CHUNKS.size:
-                job.values.append((start, body[_CHUNKS.size :]))
+                job.values.append((start, stop, body[_CHUNKS.size :]))
             self._last_for(milliseconds, rows)
             return
         content = bytes(body[1:])
@@ -289,7 +289,7 @@ def _whole_frames(path: Path, at: int, own: bool = True) -> bytes:
 
     The file is read in blocks first: a sparse one may have any size.
     """
-    with open(open_file(path, own=own), "rb") as file:
+    with open(open_file(path, limit=available_memory() // 2, own=own), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(at)
         while len(head := file.read(FRAME.size)) == FRAME.size:
@@ -302,8 +302,6 @@ def _whole_frames(path: Path, at: int, own: bool = True) -> bytes:
             if found != crc:
                 break
             at = stop
-        if at > available_memory() // 2:
-            raise UntrustedFile(path, f"has {at:,} bytes of frames, which is more than half of the free memory")
         file.seek(0)
         return file.read(at)
 
@@ -624,9 +622,10 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
             return ranges
         done = {chunk for start, stop in ranges for chunk in range(start, stop)}
         values: dict[int, Any] = {}
-        for start, packed in self._known.values:
+        for start, stop, packed in self._known.values:
             with contextlib.suppress(ValueError, TypeError, LookupError):  # of a class that is gone: done again
-                values.update(enumerate(self._codec.unpack(unpack(packed, self._modules)), start))
+                found = self._codec.unpack(unpack(packed, self._modules))
+                values.update(enumerate(found, start) if len(found) == stop - start else ())
         self._sink.restore({chunk: values[chunk] for chunk in sorted(done & values.keys())}, self._log.is_there)
         return merge_ranges((chunk, chunk + 1) for chunk in self._sink.restored)
 

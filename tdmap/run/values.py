@@ -119,7 +119,7 @@ def _maker(value: object) -> Any:
 
 
 _MOST = 4096
-"""Elements of a range, and digits before or behind the point of a number: more than a file holds can be made of them."""
+"""Elements of a range, and digits before or behind the point of a number, at most."""
 
 
 def _range(*args: int) -> range:
@@ -171,7 +171,7 @@ _SAFE: list[Any] = [
     *(_named(_array, _maker(np.zeros(1))), _named(_scalar, _maker(np.float64(0))), _named(_array, np.ndarray)),
     (np.ndarray, "\n"),  # may be filled; no file can hold this name, so none calls it with a shape
 ]
-"""What `torch.load` builds besides its own list, and that of `tensordict_lite`: nothing that is larger than its data."""
+"""What `torch.load` builds besides its own list, and that of `tensordict_lite`. Nothing is larger than its data."""
 
 
 def _classes_of(modules: Collection[str]) -> list[type]:

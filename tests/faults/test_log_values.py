@@ -7,10 +7,12 @@ import datetime
 import decimal
 import enum
 import fractions
+import io
 import os
 import pathlib
 import re
 import uuid
+import zipfile
 from typing import NamedTuple
 
 import numpy as np
@@ -155,6 +157,34 @@ def test_programs_are_refused(what):
         pack(Runs(what), HERE, check=True)
     with pytest.raises(ValueError, match="is not accepted"):
         unpack(pack(Runs(what)), HERE)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        (range, (10**9,)),
+        (bytes, (10**9,)),
+        (decimal.Decimal, ("1e30000000",)),
+        (fractions.Fraction, ("1e30000000",)),
+        (np.ndarray, ((10**10,), "u1")),
+    ],
+    ids=["range", "bytes", "decimal", "fraction", "array"],
+)
+def test_nothing_larger_than_its_data_is_made(what):
+    try:
+        found = unpack(pack(Runs(what)), HERE)
+    except ValueError:
+        return
+    assert found.nbytes == 0  # an array without its elements
+
+
+def test_compressed_data_is_refused():
+    plain, packed = pack("x" * 10**6), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(plain)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(ValueError, match="compressed"):
+        unpack(packed.getvalue())
 
 
 @pytest.mark.parametrize("kind", [Own, Frame, Sample])

@@ -1,6 +1,7 @@
 """What killed saves left is removed, without looking through a folder of thousands of datasets at every save."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,21 @@ def test_a_folder_of_few_entries_is_looked_through_by_every_save(
         left.mkdir()
         td.memmap(tmp_path / str(number))
         assert not left.exists()
+
+
+def test_an_interrupted_save_is_swept_by_the_next_save_of_its_process(tmp_path, monkeypatch):
+    data, unlink, calls = TensorDict({"x": torch.zeros(9), "y": torch.zeros(9)}, [9]), os.unlink, []
+    data.memmap(tmp_path / "data")
+
+    def interrupted(path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        unlink(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "unlink", interrupted)
+        data.memmap(tmp_path / "data")
+    assert len(os.listdir(tmp_path)) == 2
+    data.memmap(tmp_path / "data")
+    assert os.listdir(tmp_path) == ["data"]

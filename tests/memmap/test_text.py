@@ -216,3 +216,13 @@ def test_metadata_that_no_reader_accepts_are_not_written(tmp_path: Path) -> None
         with pytest.raises(RuntimeError, match=r"of in/word would have 75,.* bytes, and a reader accepts 67,108,864"):
             save(tmp_path / "data", rows, **options)
         assert list(TensorDict.load_memmap(tmp_path / "data")["in", "word"]) == words
+
+
+def test_json_of_too_many_levels_names_its_row():
+    rows = Ragged.from_objects([{"a": 1}, [1]])
+    values, offsets = rows.flat()
+    deep = torch.frombuffer(bytearray(b"[" * 100_000 + b"]" * 100_000), dtype=torch.uint8)
+    end = int(offsets[1])
+    bad = Ragged._over("json", torch.cat([values[:end], deep]), torch.tensor([0, end, end + len(deep)]))
+    with pytest.raises(DatasetError, match="row 1 is not JSON"):
+        bad[1]
