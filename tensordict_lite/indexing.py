@@ -40,8 +40,8 @@ def _rows_of(part: Any) -> Tensor:
         raise
 
 
-def _as_index_part(part: Any) -> Any:
-    """One element of an index, in the form that torch indexes fastest."""
+def index_part(part: Any) -> Any:
+    """One element of an index in the form that torch indexes fastest: a tensor, an int, a slice, None, `...` or a bool."""
     cls = type(part)
     if cls is int or cls is slice or part is None or part is Ellipsis or cls is bool:
         return part
@@ -103,14 +103,14 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
     if not isinstance(index, tuple):
         if index is Ellipsis:
             return ()
-        part = _as_index_part(index)
+        part = index_part(index)
         used = _consumed(part)
         if used > batch_dims:
             raise _too_many(used, batch_dims)
         return part
     if len(index) <= batch_dims and _PLAIN.issuperset(map(type, index)):
         return index
-    parts = [_as_index_part(part) for part in index]
+    parts = [index_part(part) for part in index]
     used = sum(_consumed(part) for part in parts if part is not Ellipsis)
     if used > batch_dims:
         raise _too_many(used, batch_dims)

@@ -48,6 +48,10 @@ def with_room(data: Data) -> Data:
     return data.clone(False) if data.is_locked else data.copy()
 
 
+MASKS = (torch.bool, torch.uint8)
+"""What torch takes for a mask."""
+
+
 def path_of(key: str | Sequence[str]) -> tuple[str, ...]:
     """The path of an entry, whose key may be a single string.
 
@@ -69,30 +73,25 @@ def row_number(row: int, rows: int) -> int:
     return row + rows if row < 0 else row
 
 
-def row_numbers(index: object, rows: int) -> Tensor:
-    """Numbers from 0 on, int64 `[m]`, of the rows that an index or a mask means.
+def row_numbers(index: Tensor, rows: int) -> Tensor:
+    """Numbers from 0 on, int64 `[m]`, of the rows that an index or a mask means, as torch takes it.
 
     Args:
-        index: numbers of rows, from the end as well, or a bool a row: a tensor, an array or a list.
+        index: int64 or int32 numbers of rows of any shape, from the end as well, or a bool or uint8 a row.
         rows: how many there are.
 
     Raises:
         IndexError: there is no such row, the mask is of another length, or these are no numbers of rows.
     """
-    if not isinstance(index, Tensor):
-        array = np.asarray(index)
-        if array.dtype.kind not in "biuf":
-            raise IndexError(f"rows are taken by numbers or a mask: got {index!r:.60}, a {type(index).__name__}")
-        index = torch.as_tensor(array)
-    if index.dtype is torch.bool:
+    if index.dtype in MASKS:
         if index.shape != (rows,):
             raise IndexError(f"a mask needs one bool per row, shape [{rows}]: got shape {list(index.shape)}.")
         return torch.from_numpy(np.flatnonzero(index.numpy()))  # several times as fast as torch's
-    if not index.numel():
-        return torch.zeros(0, dtype=torch.int64)
-    if index.dim() != 1 or index.is_floating_point() or index.is_complex():
-        raise IndexError(f"rows are taken by a list of integers: got {index.dtype} of shape {list(index.shape)}")
-    index = index.to(torch.int64)
+    if index.dtype not in (torch.int64, torch.int32):
+        raise IndexError(f"rows are taken by int64 or int32 numbers, or by a mask: got {index.dtype}")
+    index = index.to(torch.int64).flatten()
+    if not len(index):
+        return index
     low, high = (int(bound) for bound in torch.aminmax(index))
     if low < -rows or high >= rows:
         raise IndexError(f"row {low if low < -rows else high} of {rows} rows")

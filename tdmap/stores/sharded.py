@@ -11,17 +11,15 @@ they are views of its files, mapped copy-on-write; across two they are copies.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tdmap.data.combine import Concat, Zip
-from tdmap.data.entries import row_number, row_numbers
+from tdmap.data.entries import MASKS, row_number, row_numbers
 from tdmap.data.kinds import Ahead, Data, Picks, Rows
 from tdmap.data.reader import InMemory, cut, rows_of
 from tdmap.data.sizes import row_bytes_of
@@ -30,6 +28,7 @@ from tdmap.stores.sources import SourceSpan, spans_of
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
 from tensordict_lite.api.engine import EngineOps
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.indexing import index_part
 from tensordict_lite.views import is_leaf_nontensor
 
 SAMPLE_ROWS = 8
@@ -317,31 +316,33 @@ class ShardedDataset(Rows, EngineOps):
             return (self._with_column(index) if index in self else self.like)[index]
         if isinstance(index, tuple):
             return self._index_many(index)
-        if isinstance(index, slice):
-            return self._slice(index)
-        if index is None or index is Ellipsis:
-            return self.contiguous()[index]
-        if _is_number(index):
-            row = row_number(operator.index(index), len(self))
+        part = index_part(index)
+        if isinstance(part, slice):
+            return self._slice(part)
+        if _is_row(part):
+            row = row_number(int(part), len(self))
             return self._load(row, row + 1)[0]
-        return self._take(index)
+        if isinstance(part, Tensor) and part.ndim:
+            found = self._take(part)
+            return found if part.ndim == 1 else found[torch.arange(len(found)).view(part.shape)]
+        return self.contiguous()[part]  # None, an ellipsis or one bool
 
     def _index_many(self, index: tuple[Any, ...]) -> Any:
         if not index:
             return self
-        rows, *rest = index
-        if rows is None or rows is Ellipsis or isinstance(rows, bool):
+        rows, *rest = map(index_part, index)
+        if not (_is_row(rows) or isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim)):
             return self.contiguous()[index]
         found = self[rows]
-        if not rest:
-            return found
-        if _is_number(rows):
-            return found[tuple(rest)]
-        paired = not isinstance(rows, slice) and any(map(_is_array, rest))
+        if not rest or _is_row(rows):
+            return found[tuple(rest)] if rest else found
+        paired = isinstance(rows, Tensor) and any(isinstance(part, Tensor) and part.ndim for part in rest)
         return found[(torch.arange(len(found)) if paired else slice(None), *rest)]
 
     def _slice(self, index: slice) -> Any:
         first, last, step = index.indices(len(self))
+        if step < 0:
+            raise ValueError("step must be greater than zero")
         if step != 1:
             return self._take(torch.arange(first, last, step))
         if self._is_lazy:
@@ -351,7 +352,7 @@ class ShardedDataset(Rows, EngineOps):
     def take(self, index: Picks) -> Data:
         return self._load(index.start, index.stop) if isinstance(index, range) else self._take(index)
 
-    def _take(self, index: object) -> Data:
+    def _take(self, index: Tensor) -> Data:
         rows = row_numbers(index, len(self))
         if not len(rows):
             return self.like.clone()
@@ -425,17 +426,8 @@ def _outline(rows: Data, count: int) -> TensorDict:
     return TensorDict(source, [count])
 
 
-def _is_number(index: object) -> bool:
-    if isinstance(index, (Tensor, np.ndarray)) and index.ndim:
-        return False
-    return hasattr(index, "__index__") and not isinstance(index, bool) and getattr(index, "dtype", None) not in _BOOLS
-
-
-def _is_array(index: object) -> bool:
-    return isinstance(index, (Tensor, np.ndarray, list, tuple, range)) and not _is_number(index)
-
-
-_BOOLS = (torch.bool, np.dtype(bool))
+def _is_row(part: object) -> bool:
+    return type(part) is int or (isinstance(part, Tensor) and not part.ndim and part.dtype not in MASKS)
 
 
 def entry_names(data: Data) -> list[Any]:

@@ -88,7 +88,7 @@ def read_rows(entry: h5py.Dataset, index: Any, device: torch.device | None) -> T
     """Rows of a tensor at a normalised index; only these are read if the file supports that index."""
     if _is_plain(index):
         return _as_tensor(entry[index], entry, device)
-    if isinstance(index, Tensor) and index.ndim == 1 and index.dtype is not torch.bool and entry.shape:
+    if isinstance(index, Tensor) and index.ndim == 1 and index.dtype not in (torch.bool, torch.uint8) and entry.shape:
         rows, length = index.cpu(), entry.shape[0]
         if bool(((rows < -length) | (rows >= length)).any()):
             raise IndexError(f"rows {rows.tolist()} are not all within the {length} rows of {entry.name}")

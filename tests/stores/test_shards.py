@@ -76,11 +76,37 @@ def test_columns_keys_and_parts(root: Path) -> None:
         data["q"]
 
 
-@pytest.mark.parametrize("index", [50, -51, [0, 50], [[0]], torch.zeros(3, dtype=torch.bool), torch.tensor([0.5])])
+@pytest.mark.parametrize("index", [50, -51, [0, 50], [[50]], torch.zeros(3, dtype=torch.bool), torch.tensor([0.5])])
 def test_rows_that_are_not_there_are_an_error(index: Any, root: Path) -> None:
     data = tdmap.open(saved(root)[0])
     with pytest.raises(IndexError):
         data[index]
+
+
+MASK = torch.arange(50) % 3 == 0
+INDICES = [
+    *(MASK.to(torch.uint8), MASK.numpy().astype("u1"), MASK.numpy(), MASK.tolist(), (MASK.to(torch.uint8),)),
+    *(torch.ones(2, dtype=torch.uint8), torch.ones(50, 1, dtype=torch.bool), torch.tensor(1, dtype=torch.uint8)),
+    *(torch.tensor([[0, 49], [-1, 7]]), np.array([[3], [4]]), [[3, 4]], torch.zeros(0, 2, dtype=torch.int64)),
+    *(True, False, np.True_, torch.tensor(True), np.array(False), (True,), None, ...),
+    *(slice(None, None, -1), slice(None, None, 20), range(9, 2, -3), np.array([4, 2])[::-1], np.array([4, 2], ">i8")),
+    *(np.array([1, 2], kind) for kind in ("i1", "u1", "u2", "i4", "u8", "f4", "O", "U1")),
+    *([], torch.tensor([]), np.zeros(0), torch.tensor(3), np.int8(3), np.array(49), ["x"], {1}, b"x", "x y"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("kind", [numbers, strings])
+@pytest.mark.parametrize("index", INDICES)
+def test_an_index_means_what_it_means_in_memory(kind: Any, index: Any, root: Path) -> None:
+    folders, whole = saved(root, kind)
+    try:
+        expected = whole[index]
+    except (IndexError, TypeError, ValueError, KeyError) as error:
+        with pytest.raises((IndexError, type(error))):
+            tdmap.open(folders)[index]
+    else:
+        assert same(tdmap.open(folders)[index], expected)
 
 
 def test_what_is_done_to_rows_does_not_reach_the_files(root: Path) -> None:
