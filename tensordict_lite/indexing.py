@@ -41,7 +41,7 @@ def _rows_of(part: Any) -> Tensor:
 
 
 def index_part(part: Any) -> Any:
-    """One element of an index in the form that torch indexes fastest: a tensor, an int, a slice, None, `...` or a bool."""
+    """An element of an index as torch takes it fastest: a tensor, an int, a slice, None, ``...`` or a bool."""
     cls = type(part)
     if cls is int or cls is slice or part is None or part is Ellipsis or cls is bool:
         return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,24 @@ def with_room(data: Data) -> Data:
     if is_tensorclass(data):
         return lazy_stack([as_tensordict(member) for member in data.unbind(0)])
     return data.clone(False) if data.is_locked else data.copy()
+
+
+def no_column(name: str, names: Sequence[str]) -> str:
+    """The message for an unknown column."""
+    close = difflib.get_close_matches(str(name), names, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"no column {name!r}. Columns: {', '.join(map(repr, names))}.{hint}"
+
+
+def require_list(columns: Sequence[str] | None) -> list[str] | None:
+    """The names of columns that are asked for, each once; None for all.
+
+    Raises:
+        TypeError: it is one string, which is a sequence of letters.
+    """
+    if isinstance(columns, str):
+        raise TypeError(f"columns= is a list of names, as in columns=[{columns!r}]: got a string.")
+    return None if columns is None else list(dict.fromkeys(columns))
 
 
 MASKS = (torch.bool, torch.uint8)

@@ -26,14 +26,14 @@ from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
 from tdmap.datasets.extras import opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
-from tdmap.stores.arrays import ORDER, row_bytes, tensor_of, text_column, zarr_arrays
+from tdmap.stores.arrays import ORDER, columns_of, hdf5_arrays, row_bytes, tensor_of, text_column, zarr_arrays
 from tdmap.tuning import current
 from tensordict_lite import Ragged, TensorDict, packages
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.packages import pyarrow
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
-from tensordict_lite.persistent.entries import walk
+from tensordict_lite.persistent.entries import open_hdf5
 
 FIRST_ROWS = 1 << 10
 """Rows that are read first where nothing tells how long they are."""
@@ -115,33 +115,8 @@ class _Rows:
 
 def read_hdf5(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
     """Parts of the datasets in an HDF5 file; groups are nested collections."""
-    h5py = packages.h5py()
-    with h5py.File(_local(path), "r") as file:
-        found = [(tuple(key), functools.partial(_of_hdf5, h5py, entry, why)) for key, entry, why in walk(file)]
-        yield from _parts_of(path, found, columns)
-
-
-def _of_hdf5(h5py: ModuleType, entry: Any, reason: str) -> Any:
-    if reason:
-        raise ValueError(f"it {reason}")
-    if h5py.check_ref_dtype(entry.dtype) is not None:
-        raise TypeError("it holds references to other entries of the file")
-    return entry if h5py.check_string_dtype(entry.dtype) is None else _Text(entry)
-
-
-class _Text:
-    def __init__(self, entry: Any) -> None:
-        self.entry, self.shape, self.dtype = entry, entry.shape, entry.dtype
-
-    def __getitem__(self, rows: slice) -> Any:
-        values = self.entry[rows]
-        text = np.empty(values.shape, object)
-        for index, value in np.ndenumerate(values):
-            try:
-                text[index] = value.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"its text in row {rows.start + index[0]:,} is not UTF-8 ({error})") from None
-        return text if len(values) else text.astype(np.str_)
+    with open_hdf5(_local(path)) as file:
+        yield from _parts_of(path, hdf5_arrays(file), columns)
 
 
 def read_zarr(path: str, columns: Sequence[str] | None) -> Generator[Part, None, None]:
@@ -172,23 +147,16 @@ def _parts_of(
         TypeError: it holds what no column has; names it.
     """
     require_one_each([joined(name) for name, _ in found])
-    openers = dict(found)
-    if columns is not None:
-        named = {joined(name): name for name in openers}
-        require_columns(path, columns, list(named))
-        openers = {named[name]: openers[named[name]] for name in columns}
-    if not openers:
+    require_columns(path, columns, [joined(name) for name, _ in found])
+    if not found:
         raise UnreadableFile(f"{path} holds no arrays.")
-    arrays = {}
-    for name, open_array in openers.items():
-        with _naming(path, joined(name)):
-            arrays[name] = open_array()
-            if not arrays[name].shape:
-                raise ValueError("it is one value, or none, and a column has rows: leave it out with columns=")
-    lengths = {joined(name): int(array.shape[0]) for name, array in arrays.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"{path}: arrays have different numbers of rows, {lengths}: pass columns=.")
-    count, start = next(iter(lengths.values())), 0
+    try:
+        arrays = columns_of(found, columns, functools.partial(_naming, path))
+    except ValueError as error:
+        if isinstance(error, UnreadableFile):
+            raise
+        raise ValueError(f"{path}: {error}.") from error
+    count, start = int(next(iter(arrays.values())).shape[0]), 0
     read_bytes = current().read_bytes
     step = read_bytes // max(sum(map(row_bytes, arrays.values())), 1)
     if any(array.dtype.kind in "OT" for array in arrays.values()):
@@ -226,7 +194,7 @@ def _column(values: Any) -> Any:
     """Rows of an array as a tensor, a ragged column, or times of Arrow's."""
     array = np.asarray(values)
     if array.dtype.kind in "OTUS":
-        if array.dtype.kind == "O" and not len(array):
+        if array.dtype.kind == "O" and not len(array) and not array.dtype.metadata:
             raise ValueError("it has no rows, so its type is unknown: leave it out with columns=")
         return text_column(array)
     return _times(array) if array.dtype.kind in "mM" else tensor_of(array)

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from tdmap.data.entries import no_column
 from tdmap.data.kinds import Data, has_members, is_data, is_dense, stored_entry
 from tdmap.data.objects import objects_of, text_column
 from tdmap.data.reader import rows_of, select
 from tdmap.data.stacks import ragged_columns
-from tdmap.datasets.extras import no_column
 from tensordict_lite import Ragged, TensorDict, is_non_tensor
 from tensordict_lite.ragged import is_ragged
 from tensordict_lite.views import is_leaf_nontensor

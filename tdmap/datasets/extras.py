@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tdmap.data.entries import no_column
 from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.packages import need
 from tensordict_lite.paths import is_url
@@ -45,21 +45,3 @@ def require_columns(path: str, columns: Sequence[str] | None, names: Sequence[st
     lacking = next((name for name in columns or () if name not in names), None)
     if lacking is not None:
         raise ValueError(f"{path} has {no_column(lacking, names)}")
-
-
-def no_column(name: str, names: Sequence[str]) -> str:
-    """The message for an unknown column."""
-    close = difflib.get_close_matches(str(name), names, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"no column {name!r}. Columns: {', '.join(map(repr, names))}.{hint}"
-
-
-def require_list(columns: Sequence[str] | None) -> list[str] | None:
-    """The names of columns that are asked for, each once; None for all.
-
-    Raises:
-        TypeError: it is one string, which is a sequence of letters.
-    """
-    if isinstance(columns, str):
-        raise TypeError(f"columns= is a list of names, as in columns=[{columns!r}]: got a string.")
-    return None if columns is None else list(dict.fromkeys(columns))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+from tdmap.data.entries import require_list
 from tdmap.data.kinds import Data, Dataset, concatenated, tensors_of
 from tdmap.data.objects import ragged_tensors
 from tdmap.data.sizes import row_bytes_of
@@ -37,7 +38,7 @@ from tdmap.datasets.arrow import (
     with_values,
 )
 from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, require_same, rows_in
-from tdmap.datasets.extras import opened, require_columns, require_file, require_list
+from tdmap.datasets.extras import opened, require_columns, require_file
 from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar, write_tar
@@ -793,7 +794,7 @@ FORMATS: dict[str, Format] = {
         lambda path, columns, nulls: JsonLines(path, columns),
     ),
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
-    "hdf5": Format((".h5", ".hdf5"), read_hdf5, write_hdf5),
+    "hdf5": Format((".h5", ".hdf5", ".nc", ".nc4", ".netcdf"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),
     "tar": Format(
         (".tar", ".tar.gz", ".tgz"),

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tdmap.arguments import require_integer
+from tdmap.data.entries import no_column
 from tdmap.data.kinds import Data, Dataset, stored_entry
 from tdmap.data.objects import objects_of
 from tdmap.data.reader import rows_of
 from tdmap.datasets.columns import joined, rows_in
-from tdmap.datasets.extras import no_column
 from tdmap.execution import Execution
 from tdmap.functions import user_function
 from tdmap.memory.rowfiles import SharedTensors

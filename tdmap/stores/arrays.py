@@ -10,26 +10,32 @@ a chunk ends in is kept for the next chunk.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tdmap.data.entries import path_of
+from tdmap.data.entries import no_column, path_of
 from tdmap.data.kinds import Data
 from tdmap.stores.sources import OpenRows, RowSource, content_of, state_of
 from tensordict_lite import Ragged, TensorDict, packages
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.persistent import zarrstore
-from tensordict_lite.persistent.entries import walk
+from tensordict_lite.persistent.entries import open_hdf5, walk
 
-SUFFIXES = (".zarr", ".h5", ".hdf5")
+if TYPE_CHECKING:
+    import h5py
+
+SUFFIXES = (".zarr", ".h5", ".hdf5", ".nc", ".nc4", ".netcdf")
 
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
@@ -47,30 +53,65 @@ class ArraySource(RowSource):
 
     Args:
         path: the folder or the file.
+        columns: names of the arrays that are columns. None: those that `columns_of` chooses.
 
     Raises:
         DatasetError: it is neither, an array is no column, or arrays differ in their rows; names it.
+        KeyError: there is no array of that name.
         ImportError: zarr or h5py is not installed.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, columns: Sequence[str] | None = None) -> None:
         self.path = os.path.abspath(path)
-        arrays = dict(_arrays_at(self.path))
-        lengths = {".".join(key): int(array.shape[0]) for key, array in arrays.items()}
-        if not arrays:
-            raise DatasetError(self.path, "holds no arrays")
-        if len(set(lengths.values())) != 1:
-            raise DatasetError(self.path, f"has arrays with different numbers of rows, {lengths}")
-        super().__init__(self.path, next(iter(lengths.values())))
+        self.columns = columns
+        arrays = self._arrays()
+        super().__init__(self.path, int(next(iter(arrays.values())).shape[0]))
         self.block = _block_of(max(arrays.values(), key=row_bytes))
         self.layout = _layout(arrays)
 
     def open(self) -> ArrayRows:
         folder = zarrstore.StoreFolder(self.path)
-        arrays = dict(_arrays_at(self.path))
+        arrays = self._arrays()
         if _layout(arrays) != self.layout:
+            arrays.clear()  # closes the file, which the traceback would keep open
             raise DatasetError(self.path, "has other arrays than it had when it was opened")
         return ArrayRows(folder, arrays)
+
+    def _arrays(self) -> dict[Path, Any]:
+        """The open arrays of the columns; a file that has none is closed."""
+        with contextlib.ExitStack() as on_error:
+            try:
+                if os.path.isfile(self.path):
+                    file = on_error.enter_context(open_hdf5(self.path))
+                    of_h5f = packages.h5py().h5f
+                    if of_h5f.get_obj_count(file.id, of_h5f.OBJ_ALL) == 1:  # forks would keep the lock
+                        fcntl.flock(file.id.get_vfd_handle(), fcntl.LOCK_UN)
+                    found = hdf5_arrays(file)
+                else:
+                    found = [(key, functools.partial(_plain, array)) for key, array in zarr_arrays(self.path)]
+                if self.columns is not None:
+                    names = [".".join(key) for key, _ in found]
+                    for name in self.columns:
+                        if name not in names:
+                            raise KeyError(no_column(name, names))
+                arrays = columns_of(found, self.columns, self._naming)
+            except (OSError, ValueError, TypeError) as error:
+                if isinstance(error, DatasetError) or getattr(error, "errno", None) is not None:
+                    raise
+                raise DatasetError(self.path, f"cannot be read: {error}") from error
+            for key, array in arrays.items():
+                if array.dtype.kind not in "biufcOTUS":
+                    what = f"is {array.dtype}; tdmap.datasets.read converts others, and columns= chooses among them"
+                    raise DatasetError(self.path, f"the array {'.'.join(key)!r} {what}")
+            on_error.pop_all()
+        return arrays
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            raise DatasetError(self.path, f"the array {name!r} cannot be read: {error}") from error
 
     def files(self) -> list[str]:
         names = ("", "/zarr.json", "/.zgroup", "/.zarray")
@@ -140,19 +181,58 @@ class ArrayRows(OpenRows):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _arrays_at(path: str) -> Iterator[tuple[Path, Any]]:
-    """Key and open array of each column."""
-    try:
-        found = _of_hdf5(path) if os.path.isfile(path) else _of_zarr(path)
-        for key, array, reason in found:
-            if reason or not array.shape or array.dtype.kind not in "biufcOTUS":
-                reason = reason or (f"is {array.dtype}" if array.shape else "is one value, and not one for each row")
-                raise DatasetError(path, f"the array {'.'.join(key)!r} {reason}; tdmap.datasets.read converts others")
-            yield key, array
-    except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, DatasetError) or getattr(error, "errno", None) is not None:
-            raise
-        raise DatasetError(path, f"cannot be read: {error}") from error
+def columns_of(
+    found: Sequence[tuple[Path, Callable[[], Any]]],
+    columns: Sequence[str] | None,
+    naming: Callable[[str], contextlib.AbstractContextManager[None]],
+) -> dict[Path, Any]:
+    """The arrays of a file that are columns, opened.
+
+    Without `columns`, single values are left out, and coordinates: arrays of one dimension that is a later dimension of
+    other arrays, and not their first one. Names tell dimensions (netCDF, xarray), or lengths where there are no names.
+
+    Args:
+        found: each array by its path, behind the function that opens it.
+        columns: names of those that are opened; None for all.
+        naming: what errors of an array pass through.
+
+    Raises:
+        ValueError: there are none, or they have different numbers of rows.
+    """
+    openers = dict(found)
+    if columns is not None:
+        named = {".".join(key): key for key in openers}
+        openers = {named[name]: openers[named[name]] for name in columns}
+    arrays: dict[Path, Any] = {}
+    for key, open_array in openers.items():
+        with naming(".".join(key)):
+            array = open_array()
+            if not array.shape and columns is not None:
+                raise ValueError("it is one value, or none, and a column has rows: leave it out")
+        if array.shape:
+            arrays[key] = array
+    if columns is None:
+        dims = {key: _dims_of(key, array) for key, array in arrays.items()}
+        later = {dim for each in dims.values() for dim in each[1:]} - {each[0] for each in dims.values() if each[1:]}
+        arrays = {key: array for key, array in arrays.items() if dims[key][1:] or dims[key][0] not in later}
+    lengths = {".".join(key): int(array.shape[0]) for key, array in arrays.items()}
+    if not lengths:
+        raise ValueError(f"it holds no arrays with rows, and single values: {['.'.join(key) for key in openers]}")
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"its arrays have different numbers of rows, {lengths}: name those of one length by columns=")
+    return arrays
+
+
+def _dims_of(key: Path, array: Any) -> Sequence[str | int]:
+    """The dimensions of an array: their names as netCDF and xarray store them, or else their lengths."""
+    names: Sequence[str | None] = ()
+    array = getattr(array, "entry", array)
+    if hasattr(array, "is_scale"):
+        names = [array.name] if array.is_scale else [dim[0].name if len(dim) else None for dim in array.dims]
+    elif hasattr(array, "metadata"):
+        own = getattr(array.metadata, "dimension_names", None) or array.attrs.get(zarrstore.DIMENSIONS) or ()
+        names = [name and "/".join((*key[:-1], name)) for name in own]
+    return [name or size for name, size in zip(names, array.shape)] if len(names) == len(array.shape) else array.shape
 
 
 def zarr_arrays(path: str) -> list[tuple[Path, Any]]:
@@ -166,19 +246,53 @@ def zarr_arrays(path: str) -> list[tuple[Path, Any]]:
     return [(tuple(name.split("/")), array) for name, array in members]
 
 
-def _of_zarr(path: str) -> Iterator[tuple[Path, Any, str]]:
-    for key, array in zarr_arrays(path):
-        is_object = zarrstore.OBJECT in array.attrs
-        why = "is an object of a TensorDict: open it with TensorDict.from_zarr" if is_object else ""
-        yield key, zarrstore.require_plain(array), why
+def _plain(array: Any) -> Any:
+    if zarrstore.OBJECT in array.attrs:
+        raise TypeError("it is an object of a TensorDict: open the store by TensorDict.from_zarr")
+    return zarrstore.require_plain(array)
 
 
-def _of_hdf5(path: str) -> Iterator[tuple[Path, Any, str]]:
+def hdf5_arrays(file: h5py.File) -> list[tuple[Path, Callable[[], Any]]]:
+    """Each array of an HDF5 file by its path, behind the function that opens it."""
+    return [
+        (key, functools.partial(_of_hdf5, entry, reason))
+        for key, entry, reason in walk(file)
+        if entry is None or BARE not in str(entry.attrs.get("NAME"))
+    ]
+
+
+BARE = "This is a netCDF dimension but not a netCDF variable"
+"""In an attribute of what stands for a dimension without coordinates in a file of netCDF 4."""
+
+
+def _of_hdf5(entry: h5py.Dataset, reason: str) -> Any:
     h5py = packages.h5py()
-    for key, entry, reason in walk(h5py.File(path, "r", locking=False)):
-        if not reason and h5py.check_string_dtype(entry.dtype) is not None:
-            entry = entry.asstr()
-        yield key, entry, reason
+    if reason:
+        raise ValueError(f"it {reason}")
+    if h5py.check_ref_dtype(entry.dtype) is not None:
+        raise TypeError("it holds references to other entries of the file")
+    return entry if h5py.check_string_dtype(entry.dtype) is None else Text(entry)
+
+
+class Text:
+    """The strings of an HDF5 file, which are UTF-8 whatever the file says."""
+
+    def __init__(self, entry: h5py.Dataset) -> None:
+        self.entry, self.shape, self.dtype, self.chunks = entry, entry.shape, entry.dtype, entry.chunks
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> Any:
+        values = self.entry[rows]
+        if not values.size:
+            return values.astype(np.str_)
+        text = np.empty(values.size, object)
+        for place, value in enumerate(values.ravel().tolist()):
+            try:
+                text[place] = value.decode()
+            except UnicodeDecodeError as error:
+                taken = range(self.shape[0])[rows] if isinstance(rows, slice) else rows
+                row = taken[place * len(values) // values.size]
+                raise ValueError(f"its text in row {row:,} is not UTF-8 ({error})") from None
+        return text.reshape(values.shape)
 
 
 def _block_of(array: Any) -> int:
@@ -230,6 +344,10 @@ def text_column(values: NDArray[Any]) -> Ragged:
         raise TypeError(f"it has the shape {list(values.shape)}, and a column has one text a row: reshape it")
     rows = values.tolist()
     if not rows:
+        of = dict[str, Any](values.dtype.metadata or {}).get("vlen")  # of h5py's arrays
+        if isinstance(of, np.dtype):
+            empty: Ragged = Ragged.from_list([tensor_of(np.empty(0, of))])[:0]
+            return empty
         none = torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
         return Ragged(*none, "bytes" if values.dtype.kind == "S" else "str")
     if not isinstance(rows[0], (str, bytes)):

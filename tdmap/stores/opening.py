@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tdmap.data.entries import no_column, path_of, require_list
 from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema
 from tdmap.errors import OutputMismatch
@@ -32,15 +33,19 @@ MAX_MANIFEST = 1 << 28
 def open(
     source: AnyPath | RowSource | Sequence[AnyPath | RowSource],
     *,
+    columns: Sequence[str] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Any:
     """Open a dataset by its folder or URL, or several datasets as one.
 
     Args:
         source: a folder that `memmap` or an operation wrote, with or without `rows_per_shard=`; the URL of such a
-            folder, such as `"s3://bucket/set"`, in any file system of fsspec; a local Zarr store (`.zarr`) or HDF5 file
-            (`.h5`, `.hdf5`), whose arrays become columns; a `tdmap.types.RowSource`; or a list of these, whose rows are
-            concatenated.
+            folder, such as `"s3://bucket/set"`, in any file system of fsspec; a local Zarr store (`.zarr`), HDF5 file
+            (`.h5`, `.hdf5`) or netCDF 4 file (`.nc`, `.nc4`, `.netcdf`), whose arrays become columns; a
+            `tdmap.types.RowSource`; or a list of these, whose rows are concatenated.
+        columns: names of the entries to open, those of nested ones joined by dots. Default: all, of HDF5 and Zarr
+            without single values and coordinates, which are arrays of one dimension that is a later dimension of
+            other arrays.
         storage_options: options of fsspec's file system. It finds credentials in the environment, configuration files
             and roles.
 
@@ -51,6 +56,7 @@ def open(
         DatasetError: a folder is not a dataset, or differs from its manifest; names it.
         DatasetNotFoundError: a folder or bucket does not exist.
         OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
+        KeyError: there is no entry of a name; lists the entries.
         ValueError: the list is empty, or names a folder twice.
         ImportError: a package for the URL is not installed; names the extra to install.
         PermissionError: the store denies access.
@@ -65,13 +71,24 @@ def open(
         ...     data["x"].tolist()
         [0, 1, 2, 10, 11, 12]
     """
+    data = _opened(source, require_list(columns), storage_options)
+    if columns is None:
+        return data
+    names = {".".join(path_of(key)): key for key in data.keys(True)}
+    for name in columns:
+        if name not in names:
+            raise KeyError(no_column(name, list(names)))
+    return data.select(*(names[name] for name in columns))
+
+
+def _opened(source: Any, columns: list[str] | None, storage_options: dict[str, Any] | None) -> Any:
     if isinstance(source, RowSource):
         return ShardedDataset(spans_of(_all_of([source])))
     if isinstance(source, (str, os.PathLike)):
         path = _local(source)
         if path is not None and not is_arrays(path) and not os.path.lexists(f"{path}/{MANIFEST}"):
             return _load_folder(path)
-        return ShardedDataset(spans_of(_all_of(_members_of(source, storage_options))))
+        return ShardedDataset(spans_of(_all_of(_members_of(source, columns, storage_options))))
     if not isinstance(source, Iterable):
         raise TypeError(f"open takes a path, a URL or a list of them: got a {type(source).__name__}.")
     sources = list(source)
@@ -81,7 +98,7 @@ def open(
         if not isinstance(one, (str, os.PathLike, RowSource)):
             raise TypeError(f"open takes paths and URLs: got a {type(one).__name__}. concat() takes opened datasets.")
     _refuse_twice([_canonical(one) for one in sources])
-    groups = [_members_of(one, storage_options) for one in sources]
+    groups = [_members_of(one, columns, storage_options) for one in sources]
     return _joined([run for group in groups for run in _all_of(group)], firsts=[group[0] for group in groups])
 
 
@@ -196,7 +213,9 @@ def _local(source: AnyPath) -> str | None:
     return None if is_url(text) else local_path(text)
 
 
-def _members_of(source: AnyPath | RowSource, storage_options: dict[str, Any] | None) -> list[RowSource]:
+def _members_of(
+    source: AnyPath | RowSource, columns: list[str] | None, storage_options: dict[str, Any] | None
+) -> list[RowSource]:
     if isinstance(source, RowSource):
         return [source]
     path = _local(source)
@@ -204,7 +223,7 @@ def _members_of(source: AnyPath | RowSource, storage_options: dict[str, Any] | N
         return list(members_at(str(source), storage_options or {}))
     path = os.path.abspath(path)
     if is_arrays(path):
-        return [ArraySource(path)]
+        return [ArraySource(path, columns)]
     if not os.path.lexists(f"{path}/{MANIFEST}"):
         return [_folder_at(path)]
     listed = unpack(f"{path}/{MANIFEST}", read_small(f"{path}/{MANIFEST}", path, MAX_MANIFEST))

@@ -52,10 +52,37 @@ def open_root(place: Any, mode: str, backend: str, allow_pickle: bool | None = N
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} is not a regular file, so it is not an HDF5 file.")
     try:
-        return packages.h5py().File(path, mode)
+        return open_hdf5(path, mode)
     except OSError as error:
         if error.errno is None:
             raise OSError(f"{os.fspath(place)}: from_h5() expects an HDF5 file there: {error}") from error
+        raise
+
+
+def open_hdf5(path: str, mode: str = "r") -> h5py.File:
+    """Open an HDF5 file, locked as h5py does by default: HDF5 refuses a file that the process has open in another way.
+
+    A reader takes the flags of the process that has it open, and no lock where the file system has none.
+
+    Raises:
+        BlockingIOError: another process writes the file.
+        OSError: it cannot be opened, or is netCDF 3.
+    """
+    h5py = packages.h5py()
+    try:
+        return h5py.File(path, mode)
+    except BlockingIOError as error:
+        told = "another process has the file open, and one of both writes to it: close it there first"
+        raise BlockingIOError(error.errno, told, path) from error
+    except OSError as error:
+        if mode == "r" and "lock" in str(error):
+            for locking in (False, True):
+                with contextlib.suppress(OSError):
+                    return h5py.File(path, mode, locking=locking)
+        if mode == "r" and error.errno is None:
+            with open(path, "rb") as file:
+                if file.read(3) == b"CDF":
+                    raise OSError("it is netCDF 3, and only netCDF 4 is HDF5: convert it by `nccopy -k nc4`") from error
         raise
 
 

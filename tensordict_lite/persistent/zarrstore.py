@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 LEVEL, OBJECT, STACK = "__tensordict__", "__tensordict_non_tensor__", "__tensordict_stack__"
 
+DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""The attribute by which xarray names the dimensions of an array of Zarr 2; those of Zarr 3 have names themselves."""
+
 MOST_BYTES = 255
 """Maximum length of a file name in bytes."""
 

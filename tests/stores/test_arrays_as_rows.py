@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.cli.requests import open_rows
-from tdmap.datasets import write
+from tdmap.datasets import read, write
 from tdmap.datasets.formats import batches_of
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile
@@ -152,6 +152,7 @@ def test_what_is_no_column_is_an_error(tmp_path: Path) -> None:
     group.create_array("y", data=np.arange(4))
     with pytest.raises(DatasetError, match="different numbers of rows"):
         tdmap.open(tmp_path / "a.zarr")
+    del group["y"]
     group.create_array("t", data=np.arange(3).astype("M8[s]"))
     with pytest.raises(DatasetError, match=r"'t' is datetime64.*tdmap.datasets.read"):
         tdmap.open(tmp_path / "a.zarr")
@@ -163,6 +164,122 @@ def test_what_is_no_column_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "c.h5").write_bytes(b"no HDF5")
     with pytest.raises((DatasetError, OSError)):
         tdmap.open(tmp_path / "c.h5")
+
+
+SINGLE, COORDINATES = {"gain": np.float32(2.5)}, {"freq": np.arange(6.0), "inner/z": np.arange(8)}
+COLUMNS = {"x": np.arange(5), "cube": np.zeros((5, 8, 6), np.uint8), "inner/y": np.zeros((5, 6))}
+
+
+def mixed(path: Path, names: bool) -> Path:
+    """A file with single values and coordinates; with the names of dimensions, one is as long as there are rows."""
+    dims = {"x": ["row"], "cube": ["row", "z", "freq"], "inner/y": ["row", "freq"], "freq": ["freq"], "inner/z": ["z"]}
+    arrays = {**COLUMNS, **SINGLE, **COORDINATES}
+    if names:
+        arrays.update({"cube": np.zeros((5, 5, 6), np.uint8), "z": np.arange(5), "row": np.arange(5)})
+        arrays.pop("inner/z")
+        dims.update({"z": ["z"], "row": ["row"]})
+    if path.suffix == ".npz":
+        np.savez(path, **{name.replace("/", "."): array for name, array in arrays.items()})
+    elif path.suffix == ".zarr":
+        group = pytest.importorskip("zarr").open_group(str(path), mode="w")
+        for name, array in arrays.items():
+            given = {"dimension_names": dims[name]} if names and name in dims and "/" not in name else {}
+            group.create_array(name, data=np.asarray(array), **given)
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+            for name in ("row", "freq", "z") if names else ():
+                file[name].make_scale()
+            for name in ("x", "cube", "inner/y") if names else ():
+                for number, dim in enumerate(dims[name]):
+                    file[name].dims[number].attach_scale(file[dim])
+            if names:
+                file["bare"] = np.zeros(5)
+                file["bare"].make_scale("This is a netCDF dimension but not a netCDF variable.         5")
+    return path
+
+
+@pytest.mark.parametrize("names", [False, True])
+@pytest.mark.parametrize("ending", ["h5", "nc", "zarr", "npz"])
+def test_single_values_and_coordinates_are_no_columns(tmp_path: Path, ending: str, names: bool) -> None:
+    if names and ending == "npz":
+        pytest.skip("NumPy does not name dimensions")
+    path = mixed(tmp_path / f"a.{ending}", names)
+    wanted = {*COLUMNS} | ({"row"} if names else set())
+    readers: list[Any] = [read] if ending == "npz" else [read, tdmap.open]
+    for reader in readers:
+        data = reader(path)
+        found = data.keys(True, True, is_leaf=is_leaf_nontensor)
+        assert {"/".join(key) if isinstance(key, tuple) else key.replace(".", "/") for key in found} == wanted
+        assert len(data) == 5 and data[1:3]["x"].tolist() == [1, 2]
+        assert [*reader(path, columns=["freq"])["freq"]] == [0, 1, 2, 3, 4, 5]
+        assert {*reader(path, columns=["inner.y", "x"]).keys(True, True)} <= {("inner", "y"), "inner.y", "x"}
+        with pytest.raises((ValueError, DatasetError), match=r"'?gain.* one value"):
+            reader(path, columns=["x", "gain"])
+        with pytest.raises((ValueError, DatasetError), match="different numbers of rows.*columns="):
+            reader(path, columns=["x", "freq"])
+        with pytest.raises((ValueError, KeyError), match=r"no column 'fre'.*Did you mean 'freq'"):
+            reader(path, columns=["fre"])
+
+
+def test_columns_are_chosen_of_every_kind_of_dataset(tmp_path: Path) -> None:
+    rows().memmap(tmp_path / "folder")
+    tdmap.map(rows(), lambda chunk: chunk, out=tmp_path / "shards", rows_per_shard=10, num_workers=0)
+    for place in (tmp_path / "folder", tmp_path / "shards", [tmp_path / "folder", Numbers("numbers", ROWS)]):
+        data = tdmap.open(place, columns=["word", "inner.y"])
+        assert list(data.keys(True, True, is_leaf=is_leaf_nontensor)) == ["word", ("inner", "y")]
+        assert data[1]["word"] == "word 1" and data[1]["inner", "y"] == 0.5
+        with pytest.raises(KeyError, match="no column 'words'"):
+            tdmap.open(place, columns=["words"])
+    with pytest.raises(TypeError, match="list of names"):
+        tdmap.open(tmp_path / "folder", columns="x")
+
+
+@pytest.mark.parametrize("kind", ["S6", "ascii", "utf-8"])
+def test_text_of_hdf5_is_utf8_whatever_the_file_says(tmp_path: Path, kind: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    words = [f"ß{n}".encode() for n in range(20)]
+    for bad, name in ((False, "a.h5"), (True, "b.h5")):
+        with h5py.File(tmp_path / name, "w") as file:
+            dtype = np.dtype("S6") if kind == "S6" else h5py.string_dtype(kind)
+            file.create_dataset("s", data=[*words[:-1], b"\xe4" if bad else words[-1]], dtype=dtype)
+    wanted = [word.decode() for word in words]
+    data = tdmap.open(tmp_path / "a.h5")
+    assert list(data[:]["s"]) == list(read(tmp_path / "a.h5")["s"]) == wanted and data[[7, 2]]["s"] == ["ß7", "ß2"]
+    for call in (lambda: tdmap.open(tmp_path / "b.h5")[11:], lambda: tdmap.open(tmp_path / "b.h5")[[19, 0]]):
+        with pytest.raises(DatasetError, match=r"b\.h5.*'s'.* row 19 "):
+            call()
+    with pytest.raises(UnreadableFile, match=r"b\.h5.*'s'.* row 19 "):
+        read(tmp_path / "b.h5")
+
+
+OPENERS = {
+    "open": lambda path: tdmap.open(path)[3:5]["x"],
+    "map": lambda path: tdmap.map(tdmap.open(path), lambda chunk: chunk["x"], chunksize=5, num_workers=2),
+    "threads": lambda path: tdmap.map(tdmap.open(path), lambda chunk: chunk["x"], executor="thread", num_workers=2),
+    "read": read,
+    "from_h5": TensorDict.from_h5,
+    "h5py": lambda path: pytest.importorskip("h5py").File(path),
+    "no locks": lambda path: pytest.importorskip("h5py").File(path, locking=False),
+    "refused": lambda path: pytest.raises(KeyError, tdmap.open, path, columns=["none"]),
+}
+
+
+@pytest.mark.parametrize("first", OPENERS)
+def test_a_file_can_be_open_in_several_ways(tmp_path: Path, first: str) -> None:
+    path = save_hdf5(tmp_path / "a.h5")
+    kept = OPENERS[first](path)
+    for name, opener in OPENERS.items():
+        if (first == "no locks") != (name == "no locks") and "h5" in first + name:
+            continue  # h5py refuses itself
+        found = opener(path)
+        del found
+    if first == "open":  # what idle workers and forks have open locks nothing
+        with pytest.importorskip("h5py").File(path, "r+") as file:
+            file["new"] = np.arange(ROWS)
+        assert len(tdmap.open(path)["new"]) == ROWS
+    del kept
 
 
 def test_commands_and_lists_take_the_path(tmp_path: Path) -> None:
