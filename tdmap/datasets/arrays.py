@@ -29,11 +29,10 @@ from tdmap.errors import UnreadableFile, add_note
 from tdmap.stores.arrays import ORDER, columns_of, hdf5_arrays, row_bytes, tensor_of, text_column, zarr_arrays
 from tdmap.tuning import current
 from tensordict_lite import Ragged, TensorDict, packages
-from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.packages import pyarrow
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
-from tensordict_lite.persistent.entries import open_hdf5
+from tensordict_lite.persistent.entries import new_hdf5, open_hdf5
 
 FIRST_ROWS = 1 << 10
 """Rows that are read first where nothing tells how long they are."""
@@ -295,11 +294,12 @@ def numpy_of(name: str, tensor: Tensor) -> Any:
 def write_hdf5(path: str, parts: Iterator[Any]) -> None:
     """Write parts of a dataset as an HDF5 file: text as strings, rows of different lengths as `vlen`."""
     h5py = packages.h5py()
-    with staged_path(_local(path)) as partial, h5py.File(partial, "w", track_order=True, locking=False) as file:
+    with new_hdf5(_local(path), track_order=True) as (file, output):
         for part in parts:
             for name, values, kind in _arrays(part, "\0"):
                 with _naming_column(name):
                     _append_hdf5(h5py, file, name, values, kind)
+                    output.check()
 
 
 def _append_hdf5(h5py: ModuleType, file: Any, name: str, values: Any, kind: str) -> None:

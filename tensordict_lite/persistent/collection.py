@@ -16,7 +16,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensordict_lite import packages
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -217,34 +216,21 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             batch_dims: for a mapping, the maximum number of dimensions of the batch size.
             allow_pickle, **options: as for the class.
         """
-        if backend == "zarr" and isinstance(filename, (str, os.PathLike)):
-            with zarrstore.replaced_store(filename) as partial:
-                store = packages.zarr().storage.LocalStore(partial)
-                made = cls.from_dict(
-                    input_dict, store, batch_size=batch_size, backend=backend, batch_dims=batch_dims,
-                    allow_pickle=allow_pickle, **options,
-                )  # fmt: skip
-            group = entries.open_root(filename, "r+", backend, allow_pickle)
-            return PersistentTensorDict(
-                group=group, batch_size=made._batch_size, device=device, names=made._names, **options
-            )
         if batch_size is not None and batch_dims is not None:
             raise ValueError("batch_size and batch_dims exclude each other: give one of them")
         data = input_dict if isinstance(input_dict, TensorCollection) else TensorDict(input_dict)
         if batch_size is None and data is input_dict:
             batch_size = data.batch_size
         names = data._names if batch_size == data.batch_size else None
-        new = cls(filename=filename, mode="w", device=device, backend=backend, allow_pickle=allow_pickle, **options)
-        try:
+        with entries.new_root(filename, backend, allow_pickle) as (group, check):
             for key, value in data.items():
-                entries.write(new._group, key, value, options)
-            new.batch_size = entries.shared_size(new._group, batch_dims) if batch_size is None else batch_size
-        except BaseException:
-            new.close()
-            raise
-        new._names = names
-        entries.describe(new._group, new._batch_size, names)
-        return new
+                entries.write(group, key, value, options)
+                check()
+            size = entries.shared_size(group, batch_dims) if batch_size is None else as_size(batch_size)
+            entries.describe(group, size, names)
+        if backend == "h5" or isinstance(filename, (str, os.PathLike)):
+            group = entries.open_root(filename, "r+", backend, allow_pickle)
+        return cls(group=group, batch_size=size, device=device, names=names, **options)
 
     @classmethod
     def from_schema(  # type: ignore[override]  # a file is needed

@@ -15,8 +15,9 @@ Text of other programs lacks these marks: it is read as ``bytes``.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from tensordict_lite import packages
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
+from tensordict_lite.memmap.disk.staging import staged_path
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack
 from tensordict_lite.paths import absolute_path
@@ -84,6 +86,65 @@ def open_hdf5(path: str, mode: str = "r") -> h5py.File:
                 if file.read(3) == b"CDF":
                     raise OSError("it is netCDF 3, and only netCDF 4 is HDF5: convert it by `nccopy -k nc4`") from error
         raise
+
+
+@contextlib.contextmanager
+def new_root(place: Any, backend: str, allow_pickle: bool | None) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """The root group of a new file or store, which replaces the one that is there if the block succeeds.
+
+    Yields:
+        The group, and a function that raises if what was written so far has not arrived.
+    """
+    if backend == "h5":
+        with new_hdf5(absolute_path(place)) as (file, output):
+            yield file, output.check
+    elif backend == "zarr" and isinstance(place, (str, os.PathLike)):
+        with zarrstore.replaced_store(place) as partial:
+            yield zarrstore.open_group(packages.zarr().storage.LocalStore(partial), "w", allow_pickle), lambda: None
+    else:
+        yield open_root(place, "w", backend, allow_pickle), lambda: None
+
+
+class HDF5Output(io.FileIO):
+    """The file that HDF5 writes to. After a write that fails HDF5 ends the process: it is told that all succeed.
+
+    Attributes:
+        error: the first that was raised.
+    """
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        rest = memoryview(content)
+        try:
+            while rest and self.error is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.error, error.filename = error, self.name
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size or 0
+
+    def check(self) -> None:
+        """Raise the error of a write that failed."""
+        if self.error is not None:
+            raise self.error
+
+
+@contextlib.contextmanager
+def new_hdf5(path: str, **options: Any) -> Iterator[tuple[h5py.File, HDF5Output]]:
+    """A new HDF5 file, which replaces the one at `path` if the block succeeds and is removed otherwise."""
+    with staged_path(path) as partial, HDF5Output(partial, "w+") as output:
+        try:
+            with packages.h5py().File(output, "w", **options) as file:
+                yield file, output
+        finally:
+            output.check()
 
 
 def is_group(entry: Any) -> bool:

@@ -18,6 +18,8 @@ from tdmap.datasets import read, write
 from tdmap.errors import UnreadableFile
 from tensordict_lite import Ragged, TensorDict
 from tests.datasets.listing import listed
+from tests.mounts import mounted, needs_root
+from tests.processes import in_child
 from tests.products import sampled
 
 
@@ -57,6 +59,28 @@ def test_hdf5_has_text_and_rows_of_different_lengths(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="bytes"):
         write({"b": Ragged.from_list([b"a\0"])}, tmp_path / "e.h5")
     assert not list(tmp_path.glob("e.h5*"))
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["write", "to_h5", "chunks"])
+def test_hdf5_on_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, how: str) -> None:
+    pytest.importorskip("h5py")
+    rows = TensorDict({"x": torch.randn(60_000, 16), "word": [f"word {n}" for n in range(60_000)]}, [60_000])
+    with mounted(tmp_path / "full", "-t", "tmpfs", "-o", "size=2m", "tmpfs") as disk:
+
+        def work() -> None:
+            for _ in range(2):
+                with pytest.raises(OSError, match=r"No space left on device: '.*/full/a\.h5'"):
+                    if how == "write":
+                        write(rows, disk / "a.h5", batch_rows=5_000)
+                    else:
+                        rows.to_h5(disk / "a.h5", **({"chunks": True} if how == "chunks" else {}))
+                assert [path.name for path in disk.iterdir()] == ["b.h5"]
+            write({"x": torch.arange(3)}, disk / "b.h5")
+
+        write({"x": torch.arange(4)}, disk / "b.h5")
+        assert in_child(work) == 0  # HDF5 ended the process, not before the next file was open
+        assert read(disk / "b.h5")["x"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ending", ["h5", "zarr", "tar"])
