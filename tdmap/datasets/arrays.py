@@ -350,9 +350,10 @@ def write_zarr(path: str, parts: Iterator[Any]) -> None:
         made: dict[str, Any] = {}
         for part in parts:
             for name, values, kind in _arrays(part, "\0\\"):
-                if kind:
-                    raise TypeError(f"the rows of {name!r} have different lengths, which Zarr does not support.")
                 with _naming_column(name):
+                    if kind in ("tensor", "bytes"):
+                        what = "bytes" if kind == "bytes" else "of different lengths"
+                        raise TypeError(f"its rows are {what}, which Zarr does not support: use Parquet")
                     _append_zarr(group, made, name, values)
         group.attrs[ORDER] = list(made)
 
@@ -365,8 +366,9 @@ def _append_zarr(group: Any, made: dict[str, Any], name: str, values: Any) -> No
             name,
             shape=(0, *values.shape[1:]),
             chunks=(max(len(values), 1), *(max(size, 1) for size in values.shape[1:])),
-            dtype=values.dtype,
+            dtype=str if values.dtype.kind == "O" else values.dtype,
             config={"write_empty_chunks": True},  # those of -0.0 are not those of 0.0
+            **zarrstore.named_dims(group, name.rpartition("/")[2], values.shape, ["dim_0"]),
         )
     first = made[name].shape[0]
     made[name].resize((first + len(values), *values.shape[1:]))

@@ -223,6 +223,8 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             batch_size = data.batch_size
         names = data._names if batch_size == data.batch_size else None
         with entries.new_root(filename, backend, allow_pickle) as (group, check):
+            if batch_size is not None:  # arrays of Zarr name the dimensions of the batch
+                entries.describe(group, as_size(batch_size), names)
             for key, value in data.items():
                 entries.write(group, key, value, options)
                 check()

@@ -15,7 +15,7 @@ import pickle
 import shutil
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,6 +188,14 @@ def require_name(name: str) -> None:
         raise ValueError(f"{name[:50]!r} is {len(content)} bytes of UTF-8, but a file name has at most {MOST_BYTES}")
 
 
+def named_dims(group: Any, name: str, shape: Sequence[int], shared: Sequence[str]) -> dict[str, Any]:
+    """The options of ``create_array`` that name dimensions for xarray: those shared by all arrays, then its own."""
+    names = [*shared, *(f"{name}_dim_{dim}" for dim in range(len(shared), len(shape)))][: len(shape)]
+    if group.metadata.zarr_format == 2:
+        return {"attributes": {DIMENSIONS: names}}
+    return {"dimension_names": names}
+
+
 # -- collections in a store ----------------------------------------------------------------------------------------
 
 
@@ -284,6 +292,10 @@ class Group:
         if not isinstance(chunks, str):  # "auto", zarr's own choice
             first = (chunks,) if isinstance(chunks, int) else tuple(chunks or ())
             chunks = tuple(max(1, min(pair)) for pair in zip((*first, *shape[len(first) :]), shape))
+        size, names = self.described() or (torch.Size(()), None)
+        fits = tuple(size) == shape[: len(size)]
+        shared = [given or f"dim_{dim}" for dim, given in enumerate(names or [None] * len(size))] if fits else []
+        options = {**named_dims(self.inner, name, shape, shared), **options}
         options = {"compressors": None, "filters": None, "config": {"write_empty_chunks": data is not None}, **options}
         made = self.inner.create_array(name, shape=shape, chunks=chunks, dtype=dtype or data.dtype, **options)
         if data is not None and data.size:

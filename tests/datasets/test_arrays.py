@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import tdmap
 from tdmap import tuning
 from tdmap.datasets import arrays as arrays_module
 from tdmap.datasets import read, write
@@ -140,10 +141,40 @@ def test_zarr_of_other_programs(tmp_path: Path) -> None:
         group.create_array("a/b", shape=(10, 2), chunks=(3, 1), dtype="f4")[:] = np.arange(20).reshape(10, 2)
         found = read(tmp_path / f"v{version}.zarr", tmp_path / f"out{version}")
         assert found["a", "b"].tolist() == np.arange(20).reshape(10, 2).tolist()
-    with pytest.raises(TypeError, match="Zarr does not support"):
-        write({"s": Ragged.from_list(["a"])}, tmp_path / "s.zarr")
+    for rows, match in (([b"a"], "'s'.* bytes, which Zarr"), ([[1], [2, 3]], "'s'.* different lengths, which Zarr")):
+        with pytest.raises(TypeError, match=match):
+            write({"s": Ragged.from_list(rows)}, tmp_path / "s.zarr")
     with pytest.raises(ValueError, match="local disks"):
         write(data(3), "s3://there/s.zarr")
+
+
+@pytest.mark.parametrize("how", ["write", "to_zarr", "named", "zarr 2", "without rows"])
+def test_arrays_of_zarr_name_their_dimensions_for_xarray(tmp_path: Path, how: str) -> None:
+    zarr = pytest.importorskip("zarr")
+    rows = TensorDict({"image": torch.zeros(5, 3, 4), "word": ["a"] * 5, "deep": {"y": torch.zeros(5, 3)}}, [5])
+    first: Any = ["dim_0"]
+    if how == "write":
+        write(rows, tmp_path / "a.zarr", batch_rows=2)
+    elif how == "zarr 2":
+        zarr.open_group(str(tmp_path / "a.zarr"), mode="w", zarr_format=2)
+        stored = TensorDict.from_zarr(tmp_path / "a.zarr", mode="r+", batch_size=[])
+        stored.update({"image": torch.zeros(5, 3, 4), "deep": {"y": torch.zeros(5, 3)}})
+        first = None
+    else:
+        if how == "without rows":
+            rows, first = rows.exclude("word"), None
+            rows["deep"].batch_size = rows.batch_size = []
+        if how == "named":
+            rows.names = first = ["time"]
+        rows.to_zarr(tmp_path / "a.zarr")
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="r")
+    for name in ["image", "deep/y", *["word"] * (first is not None)]:
+        array = group[name]
+        own = [f"{name.rpartition('/')[2]}_dim_{dim}" for dim in range(array.ndim)]
+        found = array.attrs["_ARRAY_DIMENSIONS"] if how == "zarr 2" else array.metadata.dimension_names
+        assert [*found] == [*(first or own[:1]), *own[1:]]
+    if first is not None:
+        assert read(tmp_path / "a.zarr")["word"] == ["a"] * 5 and tdmap.open(tmp_path / "a.zarr")[1]["word"] == "a"
 
 
 # -- equal, or refused by name -----------------------------------------------------------------------------------------
