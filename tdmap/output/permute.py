@@ -4,6 +4,9 @@ Two ways, with the same result:
 
     gather     out block i ◄── random reads ── data                    one pass; the data is read where it lies
 
+    copy       data chunk ──rows in order──► file ──► gather or scatter   first, where data is stored in blocks (HDF5,
+                                                                       Zarr) that random reads would read many times
+
     scatter    data chunk ──rows by bucket──► out [bucket, chunk]      two passes, all of them sequential: for data
                out bucket ──rows by place──► out, in order             that is larger than memory, with small rows
 
@@ -13,6 +16,7 @@ from the order alone, so every piece has an exact place (see `tdmap.output.scatt
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +25,12 @@ from torch import Tensor
 from tdmap.data.alike import not_alike
 from tdmap.data.columns import row_words
 from tdmap.data.kinds import Data, Dataset, R, is_data, signed_view
+from tdmap.data.reader import rows_of
 from tdmap.data.schema import Schema, take_apart
 from tdmap.job import Job, Source
 from tdmap.memory.mapped import READ_AHEAD, will_need
 from tdmap.memory.rowfiles import RowFiles, SharedTensors
+from tdmap.memory.spill import Spill
 from tdmap.output.output import Output, SourceRows, Step
 from tdmap.output.scatter import scatter_rows
 from tdmap.output.values import Collect
@@ -56,19 +62,40 @@ def permute_rows(ctx: Context, data: Dataset[R], order: Tensor, method: str | No
     source.check(output)
     row_bytes, tensors = source.schema.row_bytes, source.tensors
     places = output.open(source.schema, len(order), source.objects_at(order))
-    if not len(order) or not any(row_bytes):
-        pass
-    elif tensors is None:
-        run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
-    elif (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
-        prefetch(tensors, len(order))
-        near = ctx.near(len(order) * sum(row_bytes))
-        run_blocks(near, Source(order), GatherRows(near.shared(tensors), places), row_bytes)
-    else:
-        with ctx.spill() as spill:
-            scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
+    with contextlib.ExitStack() as stack:
+        if not len(order) or not any(row_bytes):
+            pass
+        elif tensors is None and not ctx.decide("copy", lambda: _reads_blocks_often(data, len(order), row_bytes, ctx)):
+            run_blocks(ctx, Source(data, order), PlaceRows(places, source.schema), row_bytes)
+        else:
+            if tensors is None:
+                tensors = _copied(data, source.schema, row_bytes, ctx, stack.enter_context(ctx.spill()))
+            if (method or ctx.decide("method", lambda: choose_method(row_bytes, tensors, ctx))) == "gather":
+                prefetch(tensors, len(order))
+                near = ctx.near(len(order) * sum(row_bytes))
+                run_blocks(near, Source(order), GatherRows(near.shared(tensors), places), row_bytes)
+            else:
+                spill = stack.enter_context(ctx.spill())
+                scatter_rows(ctx, ctx.shared(tensors), order, places, row_bytes, spill)
     result: R = output.result()
     return result
+
+
+def _reads_blocks_often(data: Data, wanted: int, row_bytes: Sequence[int], ctx: Context) -> bool:
+    """Whether rows are stored in blocks, which would be read several times, rather than once for a copy."""
+    blocks = len(rows_of(data).blocks) + 1
+    reads = min(wanted, blocks * -(-wanted // block_rows(wanted, row_bytes, ctx)))
+    return blocks > 1 and reads > 2 * blocks
+
+
+def _copied(data: Data, schema: Schema, row_bytes: Sequence[int], ctx: Context, spill: Spill) -> list[Tensor]:
+    """The rows of a dataset in files, as bytes."""
+    rows = int(data.shape[0])
+    tensors = [spill.mapped(f"copy-{n}", rows * width).view(rows, width) for n, width in enumerate(row_bytes)]
+    places = RowFiles.of(tensors)
+    assert places is not None
+    run_blocks(ctx, Source(data), PlaceRows(places, schema), row_bytes)
+    return tensors
 
 
 def check_order(data: Data, order: object) -> Tensor:

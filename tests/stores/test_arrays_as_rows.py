@@ -334,3 +334,57 @@ def test_rows_of_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, reader
         for part in parts:
             seen |= {*part["x"].tolist()}
     assert seen == {1}
+
+
+class Blocks(Numbers):
+    """Rows of which a block is read for each of them that is asked for; it counts the blocks."""
+
+    block, reads = 5, 0
+
+    def open(self) -> OpenRows:
+        return OpenBlocks(self)
+
+
+class OpenBlocks(OpenNumbers):
+    def __init__(self, source: Blocks) -> None:
+        self.source = source
+
+    def read(self, first: int, last: int, keys: Any = None) -> TensorDict:
+        self.source.reads += -(-last // 5) - first // 5
+        return wide()[first:last].clone()
+
+
+def wide() -> TensorDict:
+    return rows().update({"empty": torch.zeros(ROWS, 0), "key": torch.arange(ROWS) * 7 % ROWS})
+
+
+ORDERS: dict[str, Any] = {
+    "sort": (lambda data, **options: tdmap.sort(data, "key", **options), wide()["key"].argsort()),
+    "sort by text": (
+        lambda data, **options: tdmap.sort(data, "word", descending=True, **options),
+        torch.tensor(sorted(range(ROWS), key=lambda row: f"word {row}", reverse=True)),
+    ),
+    "shuffle": (
+        lambda data, **options: tdmap.shuffle(data, 3, **options),
+        torch.randperm(ROWS, generator=torch.Generator().manual_seed(3)),
+    ),
+    "scatter": (
+        lambda data, **options: tdmap.shuffle(data, 3, method="scatter", **options),
+        torch.randperm(ROWS, generator=torch.Generator().manual_seed(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", ["memory", "folder", "resume"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_rows_in_another_order_read_each_block_a_few_times(tmp_path: Path, name: str, place: str) -> None:
+    operation, order = ORDERS[name]
+    source = Blocks("blocks", ROWS)
+    options: dict[str, Any] = {} if place == "memory" else {"out": tmp_path / "out", "resume": place == "resume"}
+    with tuning.use(gather_bytes=1):  # as where blocks of the output are a small part of the rows
+        found = operation(tdmap.open(source), num_workers=0, **options)
+    wanted = wide()[order]
+    for key in wanted.keys(True, True, is_leaf=is_leaf_nontensor):
+        assert torch.as_tensor(found[key]).equal(wanted[key]) if key != "word" else found[key] == wanted[key], key
+    assert source.reads < 10 * 5, source.reads  # of 5 blocks
+    assert not [path for path in tmp_path.rglob("*") if "copy-" in path.name]
