@@ -28,6 +28,7 @@ from tdmap.memory.rowfiles import SharedTensors
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import DefaultDevice, caller_device
 from tensordict_lite import Ragged, TensorDict
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.building.arrays import column_of, require_unmasked
 
@@ -525,7 +526,7 @@ def plain_rows(result: object, chunk: Data, rows: str = "same", dim: int = 0) ->
     """
     if isinstance(result, np.ndarray):
         require_unmasked(result, "the array that the function returned")
-        return torch.from_numpy(np.require(_native("the array", result), requirements=["C", "W"]))
+        return tensor_of(np.require(_numbers("the array", result), requirements=["C", "W"]))
     if isinstance(result, dict):
         columns = _columns(result, rows != "one")
         size = [] if rows == "one" else _rows_of(columns, dim)
@@ -620,14 +621,13 @@ def _column(name: object, value: Any, has_rows: bool) -> Any:
             value = np.asarray(value)
         elif isinstance(value, _ORDERED) and not isinstance(value, _SINGLE) and not hasattr(value, "_fields"):
             return _listed(name, list(value))
-        elif not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+        elif not isinstance(value, np.ndarray) or value.dtype.kind not in "biufcmM":
             size = torch.Size([len(value) if getattr(value, "ndim", 1) and hasattr(value, "__len__") else -1])
             found = column_of(value, size)
             return value if found is None else found
     if not isinstance(value, np.ndarray):
         return value
-    value = _native(f"the column {name!r}", value)
-    return value.copy() if not value.flags.writeable or min(value.strides, default=0) < 0 else value
+    return np.require(_numbers(f"the column {name!r}", value), requirements="W")
 
 
 _ORDERED: tuple[type[Any], ...] = (Sequence, MappingView, Iterator)
@@ -635,11 +635,10 @@ _SINGLE = (str, bytes, bytearray, TensorCollection)
 """One value, which all rows have where other columns say how many they are."""
 
 
-def _native(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array in the byte order of this machine, the only one that torch has."""
+def _numbers(what: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.dtype.char in "gG":
         raise OutputMismatch(f"{what} that the function returned is {array.dtype}, which torch lacks: use .astype().")
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array
 
 
 _WITHOUT_NONE: tuple[tuple[str, tuple[type, ...]], ...] = (("numbers", (Number, np.bool_)), ("bytes", (bytes,)))

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
+
 _FULL = slice(None)
 _PLAIN = frozenset((int, slice))
 
@@ -50,7 +52,7 @@ def index_part(part: Any) -> Any:
     if cls is list or cls is range:
         return _rows_of(part)
     if isinstance(part, np.ndarray):
-        return torch.as_tensor(part, device="cpu")
+        return tensor_of(part, "cpu")
     if isinstance(part, tuple):
         return _rows_of(part)
     if isinstance(part, np.bool_):

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import DatasetError, InplaceWriteError
 from tensordict_lite.gathering import gather_rows, offsets_of
@@ -920,7 +921,7 @@ def _as_json(number: int, row: Any) -> bytes:
 def _as_tensor(number: int, row: Any) -> Tensor:
     require_unmasked(row, f"row {number}")
     try:
-        tensor = row if isinstance(row, Tensor) else torch.as_tensor(row)
+        tensor = row if isinstance(row, Tensor) else tensor_of(row)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"row {number}, a {type(row).__name__}, cannot be converted to a tensor: {error}") from None
     if not tensor.dim():

@@ -26,9 +26,10 @@ from tdmap.datasets.arrow import BATCH_ROWS, Part, to_arrow
 from tdmap.datasets.columns import Path, columns_in, joined, require_one_each, types_in
 from tdmap.datasets.extras import opened, require_columns
 from tdmap.errors import UnreadableFile, add_note
-from tdmap.stores.arrays import ORDER, columns_of, hdf5_arrays, row_bytes, tensor_of, text_column, zarr_arrays
+from tdmap.stores.arrays import ORDER, columns_of, hdf5_arrays, row_bytes, text_column, zarr_arrays
 from tdmap.tuning import current
 from tensordict_lite import Ragged, TensorDict, packages
+from tensordict_lite.arrays import in_unit_of_arrow, tensor_of
 from tensordict_lite.packages import pyarrow
 from tensordict_lite.paths import is_url
 from tensordict_lite.persistent import zarrstore
@@ -199,41 +200,11 @@ def _column(values: Any) -> Any:
     return _times(array) if array.dtype.kind in "mM" else tensor_of(array)
 
 
-_UNITS = {"M8": {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}, "m8": {"W": "s", "D": "s", "h": "s", "m": "s"}}
-"""What stands for units that Arrow has not."""
-
-
 def _times(array: Any) -> Any:
     """Dates and times of NumPy's as Arrow's, in a unit that both have."""
     if array.ndim != 1:
         raise TypeError(f"it is {array.dtype} of the shape {list(array.shape)}, and a column has one time a row")
-    array = array.astype(array.dtype.newbyteorder("="))
-    kind, (unit, _) = f"{array.dtype.kind}8", np.datetime_data(array.dtype)
-    unit = _UNITS[kind].get(unit, unit)
-    if unit not in ("s", "ms", "us", "ns") and (kind, unit) != ("M8", "D"):
-        raise TypeError(
-            f"it is {array.dtype}, a unit that Arrow does not support: save it as {kind}[s], [ms], [us] or [ns]"
-        )
-    target = np.dtype(f"{kind}[{unit}]")
-    lost = _lost(array, target)
-    if lost.any():
-        row, arrow = int(lost.argmax()), pyarrow().from_numpy_dtype(target)
-        raise ValueError(f"row {row} of these is {array.view(np.int64)[row]} in {array.dtype}, too large for {arrow}")
-    return pyarrow().array(array.astype(target))
-
-
-def _lost(times: Any, target: Any) -> Any:
-    """Which of the times another unit cannot hold, in Arrow."""
-    try:
-        found = times.astype(target)
-    except OverflowError:  # NumPy before 2.5 lets the numbers wrap around
-        halves = np.array_split(times, 2)
-        return np.concatenate([_lost(half, target) for half in halves]) if len(times) > 1 else np.array([True])
-    lost = found.astype(times.dtype).view(np.int64) != times.view(np.int64)
-    if target == np.dtype("M8[D]"):
-        whole = found.view(np.int64)
-        lost |= ~np.isnat(found) & (whole != whole.astype(np.int32))
-    return lost
+    return pyarrow().array(in_unit_of_arrow(array))
 
 
 def write_numpy(path: str, parts: Iterator[Any]) -> None:

@@ -27,6 +27,7 @@ from tdmap.data.entries import no_column, path_of
 from tdmap.data.kinds import Data
 from tdmap.stores.sources import OpenRows, RowSource, content_of, state_of
 from tensordict_lite import Ragged, TensorDict, packages
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.persistent import zarrstore
@@ -318,20 +319,6 @@ def _chosen(array: Any, rows: NDArray[np.int64]) -> Any:
 
 def _column(values: NDArray[Any]) -> Any:
     return text_column(values) if values.dtype.kind in "OTUS" else tensor_of(values)
-
-
-def tensor_of(array: NDArray[Any]) -> Tensor:
-    """The numbers of an array; a copy where torch cannot have them as they are.
-
-    Raises:
-        TypeError: torch has no such numbers.
-    """
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        return torch.from_numpy(np.require(array, requirements="W"))
-    except TypeError:
-        raise TypeError(f"it is {array.dtype}, which torch does not support") from None
 
 
 def text_column(values: NDArray[Any]) -> Ragged:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import packages, registry
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.building import frames
 from tensordict_lite.building.builders import (
     build,
@@ -755,7 +756,7 @@ class ConvertOps(Kernel):
 
     def _new_tensor(self, data: Any, device: Any, copied: Callable[[Tensor, Tensor, Any], Tensor]) -> Self:
         tree = isinstance(data, Kernel)
-        data = data if tree or isinstance(data, Tensor) else torch.as_tensor(np.asarray(data))
+        data = data if tree or isinstance(data, Tensor) else tensor_of(np.asarray(data))
         target = (data.device if device is MISSING else device) if not tree or device is not MISSING else data.device
         size = data.batch_size if tree else data.shape
         out: dict[str, Any] = {}

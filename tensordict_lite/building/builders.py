@@ -223,7 +223,7 @@ def from_struct_array(
     device: DeviceLike | None = None,
     batch_size: Sequence[int] | None = None,
 ) -> Any:
-    """A TensorDict with the fields of a numpy structured array; numbers share its memory.
+    """A TensorDict with the fields of a numpy structured array; numbers share its memory where torch can.
 
     Args:
         struct_array: the array. Nested fields become nested collections, text and objects non-tensor data.
@@ -250,9 +250,7 @@ def from_struct_array(
         if column.dtype.names:
             entries[name] = from_struct_array(column, device=device)
         else:
-            # torch needs strides in whole elements, which a packed record does not promise.
-            whole = all(stride % column.dtype.itemsize == 0 for stride in column.strides)
-            entries[name] = column if whole else column.copy()
+            entries[name] = column
     new = registry.TensorDict(entries, batch_size=size, device=device)
     return new.auto_batch_size_(batch_dims) if auto_batch_size else new
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import registry
+from tensordict_lite.arrays import tensor_of, times_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.building.arrays import column_of, require_unmasked
 from tensordict_lite.strided import with_shape
@@ -31,7 +32,7 @@ class Fitting(TensorCollection):
         """``item`` as an entry: converted, on this device, starting with the batch size."""
         if not isinstance(item, (Tensor, TensorCollection)):
             require_unmasked(item, f"the entry {key!r}")
-            item = self._convert(item)
+            item = self._from_array(item, key) if isinstance(item, np.ndarray) else self._convert(item)
         dims = len(self._batch_size)
         if isinstance(item, Tensor):
             if hasattr(item, "_as_entry"):  # an UnbatchedTensor
@@ -83,6 +84,18 @@ class Fitting(TensorCollection):
                         )
         self._set_names(names)
 
+    def _from_array(self, array: np.ndarray, key: str) -> Any:
+        """An array as an entry: times, a value a row, are integers whose type is noted."""
+        kind, size = array.dtype.kind, self._batch_size
+        try:
+            if kind not in "mM" or not size or array.shape[: len(size)] != size:
+                return self._convert(array)
+            tensor, name = times_of(array, self._device)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"the entry {key!r} cannot be a tensor: {error}") from error
+        self._types = {**(self._types or {}), key: name}
+        return tensor
+
     def _convert(self, item: Any) -> Any:
         """A tensor, a nested collection or a non-tensor wrapper for a plain Python value."""
         if isinstance(item, (dict, Mapping)):
@@ -95,7 +108,7 @@ class Fitting(TensorCollection):
             except RuntimeError:  # another numeric type, such as a fraction
                 return self._wrap(item)
         if isinstance(item, np.ndarray) and item.dtype.kind in "biufc":
-            return torch.as_tensor(item, device=self._device)
+            return tensor_of(item, self._device)
         if isinstance(item, (list, tuple)):
             return self._convert_sequence(item)
         column = column_of(item, self._batch_size, self._device)

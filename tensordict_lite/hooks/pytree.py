@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from tensordict_lite import registry
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.views import entry_of
 
@@ -379,7 +380,7 @@ def from_pytree(
     if isinstance(pytree, Kernel):
         return pytree
     if not isinstance(pytree, (list, tuple, Mapping)):
-        return pytree if isinstance(pytree, Tensor) else torch.as_tensor(pytree)
+        return pytree if isinstance(pytree, Tensor) else tensor_of(pytree)
     td = _level(pytree, torch.Size(batch_size if batch_size is not None else ()))
     return td.auto_batch_size_(batch_dims) if auto_batch_size else td
 
@@ -407,7 +408,7 @@ def _entry(value: Any, size: torch.Size) -> Any:
     if isinstance(value, Tensor) or isinstance(value, Kernel):
         return value
     if isinstance(value, (int, float, bool, complex, np.ndarray)) and not size:
-        return torch.as_tensor(value)
+        return tensor_of(value)
     return registry.NonTensorData(value, batch_size=size)
 
 

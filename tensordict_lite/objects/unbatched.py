@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.kernel import Flat, as_size, stacked_names
@@ -46,7 +47,7 @@ class UnbatchedTensor(Tensor):
     _batch_size: torch.Size = torch.Size(())
 
     def __new__(cls, data: Any, batch_size: Sequence[int] | torch.Size | None = None) -> UnbatchedTensor:
-        tensor = data if isinstance(data, Tensor) else torch.as_tensor(data)
+        tensor = data if isinstance(data, Tensor) else tensor_of(data)
         new = tensor.as_subclass(cls)
         new._batch_size = torch.Size(()) if batch_size is None else as_size(batch_size)
         return new
@@ -268,5 +269,5 @@ def _as_entry(value: Any, size: torch.Size, device: torch.device | None) -> Unba
     if isinstance(value, UnbatchedEntry):
         value = value._payload
     if not isinstance(value, Tensor):
-        value = torch.as_tensor(value)
+        value = tensor_of(value)
     return UnbatchedEntry(value, size, device)

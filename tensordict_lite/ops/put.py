@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.building.arrays import require_unmasked
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.ops.operands import pair_alike
@@ -73,9 +74,7 @@ def as_rows(value: Any, entry: Tensor, key: str) -> Tensor:
     if isinstance(value, (np.ndarray, np.generic, list, tuple)):
         require_unmasked(value, f"the value for {key!r}")
         try:
-            return torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value, device="cpu").to(
-                entry
-            )
+            return tensor_of(np.asarray(value) if isinstance(value, np.generic) else value, "cpu").to(entry)
         except (TypeError, ValueError, RuntimeError):  # strings, ragged lists
             pass
     raise EntryKindError(key, entry, value)

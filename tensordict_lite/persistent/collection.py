@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.base import TensorCollection, TensorDictBase
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.dense.tensordict import TensorDict
@@ -582,7 +583,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             memory.set_at_(key, value, index)
             self.set_(key, memory.get(key))
         else:
-            value = torch.as_tensor(value)
+            value = tensor_of(value)
             entries.write_rows(entry, normalise_index(index, len(entry.shape)), value)
         return self
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tensordict_lite import packages
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.memmap.disk.staging import staged_path
@@ -199,11 +200,8 @@ def _is_plain(index: Any) -> bool:
 
 
 def _as_tensor(value: Any, entry: h5py.Dataset, device: torch.device | None) -> Tensor:
-    array = np.asarray(value)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     try:
-        tensor = torch.from_numpy(array) if array.ndim and array.flags.writeable else torch.tensor(array, device="cpu")
+        tensor = tensor_of(np.asarray(value), "cpu")
     except TypeError as err:
         raise TypeError(
             f"{entry.name} in {entry.file.filename} has the dtype {entry.dtype}, which no tensor has"

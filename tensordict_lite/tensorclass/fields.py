@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tensordict_lite.arrays import tensor_of
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.tensordict import TensorDict
 from tensordict_lite.kernel import as_size, check_names, normalise_device
@@ -179,7 +180,9 @@ def init_var_names(cls: type) -> dict[str, Any]:
 
 def convert_default(owner: Any, spec: FieldSpec, value: Any) -> Any:
     """A plain Python value as an entry of ``owner``: tensor, collection or non-tensor wrapper."""
-    if isinstance(value, (bool, int, float, np.ndarray)):
+    if isinstance(value, np.ndarray):
+        return owner._from_array(value, spec.name)
+    if isinstance(value, (bool, int, float)):
         if spec.scalar is not None and owner._batch_size and _fits_scalar(value, spec.scalar):
             return owner._wrap(value)
         return owner._convert_plain(value)
@@ -199,7 +202,8 @@ def convert_tensor_only(owner: Any, spec: FieldSpec, value: Any) -> Any:
     """A tensor or a collection; TypeError for other values."""
     if isinstance(value, tuple):
         value = list(value)
-    entry = owner._convert_plain(value)
+    is_array = isinstance(value, np.ndarray)
+    entry = owner._from_array(value, spec.name) if is_array else owner._convert_plain(value)
     if not isinstance(entry, Tensor) and entry._is_non_tensor and not entry._is_unbatched:
         raise TypeError(
             f"{type(owner).__name__}.{spec.name} takes tensors and tensor collections only (tensor_only=True), got "
@@ -246,7 +250,7 @@ def converter_for(flags: Flags) -> Callable[[Any, FieldSpec, Any], Any]:
 
 def _cast_tensor(owner: Any, spec: FieldSpec, value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value, device=owner._device)
+        return tensor_of(value, owner._device)
     except TypeError as err:
         raise TypeError(
             f"failed to cast the value of {type(owner).__name__}.{spec.name} to its annotation {spec.hint}: got "
