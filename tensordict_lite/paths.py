@@ -55,3 +55,10 @@ def absolute_path(path: str | os.PathLike[str]) -> str:
             "and tdmap.map(data, fn, out=URL) writes them."
         )
     return os.path.abspath(text)
+
+
+def paths_as_text(rows: list[Any]) -> list[Any]:
+    """Objects of rows, with strings in place of paths of ``pathlib``: text is what files hold of them."""
+    if not any(issubclass(kind, os.PathLike) for kind in set(map(type, rows))):
+        return rows
+    return [os.fspath(row) if isinstance(row, os.PathLike) else row for row in rows]

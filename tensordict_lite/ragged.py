@@ -32,6 +32,7 @@ from tensordict_lite.objects.column import PayloadColumn, numbers_of
 from tensordict_lite.objects.data import NonTensorData
 from tensordict_lite.objects.stack import NonTensorStack, cat_non_tensors
 from tensordict_lite.ops.put import signed_view
+from tensordict_lite.paths import paths_as_text
 from tensordict_lite.raggednumbers import RaggedNumbers
 
 KINDS = ("tensor", "str", "bytes", "json")
@@ -457,7 +458,7 @@ class Ragged(RaggedNumbers):
             >>> Ragged.from_list([b"ant", b""]).tolist()
             [b'ant', b'']
         """
-        rows = [bytes(row) if type(row) is bytearray else row for row in rows]
+        rows = paths_as_text([bytes(row) if type(row) is bytearray else row for row in rows])
         if not rows:
             raise ValueError(
                 "got no rows, so their kind is unknown: use Ragged(values[:0], torch.zeros(1).long(), kind)"

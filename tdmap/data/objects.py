@@ -29,6 +29,7 @@ from tensordict_lite import NonTensorData, NonTensorDataBase, NonTensorStack, Te
 from tensordict_lite.gathering import bytes_of, offsets_of
 from tensordict_lite.memmap.plan import mapped_root, replaced_file
 from tensordict_lite.objects.data import same_payload
+from tensordict_lite.paths import paths_as_text
 from tensordict_lite.ragged import Ragged, form_name, is_ragged, text_of
 
 PACKED = 32
@@ -386,8 +387,12 @@ def piece_of(entry: Any, plan: ChunkPlan) -> Piece:
 
 
 def piece_for(entry: Any, plan: ChunkPlan) -> Piece:
-    """`piece_of` for an entry of a result: bytes, one object a row, are ragged rows."""
+    """`piece_of` for an entry of a result: bytes, one object a row, are ragged rows, and paths are strings."""
     piece = piece_of(entry, plan)
+    if type(piece) is Each:
+        piece.values = paths_as_text(piece.values)
+    if type(piece) is One and piece.entry is None:
+        piece = piece._replace(value=paths_as_text([piece.value])[0])
     values: list[Any] = []
     if plan.unbind and isinstance(piece, One) and piece.entry is None:
         values = [piece.value]

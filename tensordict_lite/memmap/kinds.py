@@ -32,6 +32,7 @@ from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, fille
 from tensordict_lite.objects.metadata import MetaData, typed_by_name
 from tensordict_lite.objects.stack import NonTensorStack, _without_rows
 from tensordict_lite.objects.unbatched import UnbatchedEntry
+from tensordict_lite.paths import paths_as_text
 from tensordict_lite.ragged import Ragged, is_ragged
 from tensordict_lite.tensorclass.decorator import TensorClass, registered_class
 
@@ -112,6 +113,10 @@ def plan_nontensor_stack(plan: SavePlan, node: Any, path: str, where: Where) -> 
     if not plan.objects:
         plan.folder(node, path, where, {})
         return "NonTensorStack"
+    if node.batch_dims == 1 and not is_ragged(node):
+        rows = node._payloads() or []
+        text_rows = paths_as_text(rows)
+        node = node if text_rows is rows else NonTensorStack._of_objects(text_rows)
     if not plan.reference_format or (plan.ragged_text and isinstance(node, Ragged)):
         text = plan_text(plan, node, path, where)
         if text is not None:

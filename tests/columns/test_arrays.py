@@ -1,5 +1,7 @@
 """Arrays of strings and objects, and columns of other libraries, are columns when they have the batch's rows."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 import tdmap
+from tdmap.datasets import read, write
 from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, tensorclass
 
 WORDS = ["a", "b", "c", "d"]
@@ -176,6 +179,27 @@ def test_rows_and_indices_may_be_any_arrays():
     data[:2] = {"x": np.array([7, 8], ">i4")}
     data.set_("x", np.array([1, 2, 8, 7])[::-1])
     assert data["x"].tolist() == [7, 8, 2, 1]
+
+
+PATHS = {
+    "memmap": lambda data, out: data.memmap(out),
+    "map": lambda data, out: tdmap.map(data, lambda rows: {"p": [p.parent / p.name for p in rows["p"]]}, out=out),
+    "map rows": lambda data, out: tdmap.map(data, lambda row: {"p": row["p"] / ""}, chunksize=0, out=out),
+    "pass": lambda data, out: tdmap.map(data, lambda rows: rows, out=out),
+    "filter": lambda data, out: tdmap.filter(data, lambda rows: rows["i"] >= 0, out=out),
+    "sort": lambda data, out: tdmap.sort(data, "i", out=out),
+    "parquet": lambda data, out: write(data, f"{out}.parquet"),
+}
+
+
+@pytest.mark.parametrize("rows", [4, 300])
+@pytest.mark.parametrize("how", PATHS)
+def test_paths_are_text_in_files(how, rows, tmp_path):
+    data = TensorDict({"p": [Path("a", str(n)) for n in range(rows)], "i": torch.arange(rows)}, [rows])
+    PATHS[how](data, tmp_path / "out")
+    found = read(tmp_path / "out.parquet") if how == "parquet" else tdmap.open(tmp_path / "out")
+    assert list(found["p"]) == [str(Path("a", str(n))) for n in range(rows)]
+    assert data["p"][0] == Path("a/0")
 
 
 def test_more_dimensions():
