@@ -51,7 +51,7 @@ def shuffle(
         OutputMismatch: `out` has too few rows, or other shapes or dtypes.
         OSError: not enough space. The order takes 8 bytes of memory per row. The result takes as much space as the
             data; shuffling on disk takes 8 bytes more per row during the run, and with `resume=True` or Ray the size of
-            the result again.
+            the result again. Data that are stored in blocks (HDF5, Zarr) are copied to temporary files first.
 
     Example:
         >>> from tensordict_lite import TensorDict

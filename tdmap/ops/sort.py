@@ -63,7 +63,8 @@ def sort(
         descending: sort from large to small; with several keys also a list of bools. Stable too.
         **options: see `tdmap.Options`. `chunksize` is the number of rows whose keys are read at a time, by default some
             hundred thousand. Intermediate files of keys take 24 bytes per row, in `spill_dir` or the temporary folder.
-            Rows that do not fit into memory take their size and 8 bytes each within `out`.
+            Rows that do not fit into memory take their size and 8 bytes each within `out`. Rows that are stored in
+            blocks (HDF5, Zarr) are copied to temporary files first.
 
     Returns:
         The first rows of `out`, the dataset loaded from the folder, or a new one. The same bits for any number of
