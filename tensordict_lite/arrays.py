@@ -22,12 +22,10 @@ def tensor_of(array: Any, device: Any = None) -> Tensor:
         return torch.as_tensor(array, device=device)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    elif (
-        any(stride < 0 or stride % array.itemsize for stride in array.strides)
-        or not array.flags.writeable
-        and not isinstance(array, np.memmap)
-    ):
-        array = array.copy()
+    elif not array.flags.carray:  # torch may not take it as it is
+        is_odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+        if is_odd or not (array.flags.writeable or isinstance(array, np.memmap)):
+            array = array.copy()
     try:
         return torch.as_tensor(array, device=device)
     except TypeError:
