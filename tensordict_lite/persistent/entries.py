@@ -75,7 +75,7 @@ def open_hdf5(path: str, mode: str = "r") -> h5py.File:
     try:
         return h5py.File(path, mode)
     except BlockingIOError as error:
-        told = "another process has the file open, and one of both writes to it: close it there first"
+        told = f"another process {'writes to it' if mode == 'r' else 'has it open'}: close it there first"
         raise BlockingIOError(error.errno, told, path) from error
     except OSError as error:
         if mode == "r" and "lock" in str(error):
