@@ -216,7 +216,8 @@ class Worker:
         try:
             self.loop = load_loop(message.job, message.payload, self.control, self.parcels.pack, self.send)
             reader = self.loop.reader
-            self.residency.watch([*reader.exposed, *ragged_tensors(reader.data)])
+            if reader.order is None:  # rows in another order come back to a page again and again
+                self.residency.watch([*reader.exposed, *ragged_tensors(reader.data)])
             if reader.fetches:
                 reader.follow = self.next_rows
             if self.loop.writer is not None:
