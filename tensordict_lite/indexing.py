@@ -121,7 +121,9 @@ def normalise_index(index: Any, batch_dims: int) -> Any:
         raise IndexError("an index can only have a single ellipsis ('...')")
     if where:
         parts[where[0] : where[0] + 1] = [_FULL] * (batch_dims - used)
-    return parts[0] if len(parts) == 1 and type(parts[0]) is int else tuple(parts)
+    if len(parts) == 1 and (type(parts[0]) is int or isinstance(parts[0], Tensor)):
+        return parts[0]  # torch takes several times as long for a tuple of one tensor
+    return tuple(parts)
 
 
 def is_whole(index: Any, batch_dims: int) -> bool:
