@@ -184,7 +184,9 @@ def _about_function(job: JobProfile, parts: dict[str, float]) -> str:
 def _about_reading(job: JobProfile) -> str:
     disk, rows = job.total("disk_read"), job.total("bytes_in")
     if disk < rows / 4:
-        return "rows are gathered in another order than they are stored in: shuffle once with tdmap.shuffle(out=...)"
+        return "rows are copied from memory, not read from the disk: smaller dtypes, or fewer keys (data.select)"
+    if disk > rows * 5 / 4:  # around each row the disk is read for more than the row
+        return "rows are read in another order than they are stored in: shuffle once with tdmap.shuffle(out=...)"
     rate = disk / max(job.seconds, 1e-9) / 1e6
     return f"rows come from the disk at {rate:,.0f} MB/s: faster storage, smaller dtypes, or fewer keys (data.select)"
 

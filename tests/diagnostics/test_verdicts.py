@@ -74,7 +74,7 @@ JOBS = {
     "reading": (
         lambda: iterated(torch.zeros(40_000, 2048).share_memory_(), first_column, 0, chunksize=1000, shuffle=True)(),
         "reading",
-        "shuffle once",
+        "copied from memory",
     ),
     "writing": (
         lambda: on_rows(transposed, 640, chunksize=16, out=torch.zeros(640, 1 << 16).share_memory_())(),
