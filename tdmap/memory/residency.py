@@ -4,6 +4,10 @@ Rows that a worker has read or written stay in its page table, and count as its 
 out; after a pass over a dataset that is the whole dataset. So a worker lets go of the pages of its shared mappings
 whenever they have become many. The bytes stay where they are, in the page cache or in shared memory: for a shared
 mapping `MADV_DONTNEED` drops the entries of this process only, and a page that is needed again is mapped again.
+
+A source that is read in another order is not watched: its pages are needed again by every batch, and to map them one by
+one takes many times as long as to copy their rows. They are clean pages of the page cache, which the system takes back
+when memory is short.
 """
 
 from __future__ import annotations

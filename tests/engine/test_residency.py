@@ -1,7 +1,8 @@
-"""A worker's memory does not grow with the dataset that it passes over."""
+"""What a worker keeps mapped of a dataset: nothing that it has passed over, all that it reads at random."""
 
 import itertools
 import mmap
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import TensorDict
+from tensordict_lite import Ragged, TensorDict
 
 ROWS = 160
 ROW_BYTES = 1 << 20
@@ -42,3 +43,33 @@ def test_pages_that_were_passed_are_let_go_of(tmp_path: Path, to_files: bool, nu
     gained = [now - lowest for now, lowest in zip(seen, itertools.accumulate(seen, min), strict=True)]
     assert max(gained) < ROWS * ROW_BYTES // 2
     assert not data["x"].any()
+
+
+def faults(chunk: TensorDict) -> torch.Tensor:
+    return torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_minflt])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux maps pages around a fault")
+@pytest.mark.parametrize("loader", ["pipeline", "map_iter"])
+@pytest.mark.parametrize("kind", ["numbers", "text"])
+def test_a_shuffled_epoch_maps_a_page_once(tmp_path: Path, kind: str, loader: str) -> None:
+    """Written in small pieces, which the page cache keeps in small pieces, and more than a worker keeps of others."""
+    rows, batch = 1 << 17, 1024
+    source = TensorDict({"n": torch.arange(rows)}, [rows])
+
+    def wide(chunk: TensorDict) -> TensorDict:
+        n = chunk["n"]
+        if kind == "text":
+            text = Ragged(torch.full((len(n) * 400,), 65, dtype=torch.uint8), torch.arange(len(n) + 1) * 400, "str")
+            return TensorDict({"n": n, "text": text}, [len(n)])
+        return TensorDict({"n": n, "x": n[:, None].expand(-1, 50).contiguous()}, [len(n)])
+
+    data: Any = tdmap.map(source, wide, out=tmp_path / "out", chunksize=256, num_workers=1)
+    if loader == "map_iter":
+        seen = tdmap.map_iter(data, faults, shuffle=True, seed=0, chunksize=batch, num_workers=1)
+    else:
+        seen = tdmap.Pipeline(data, seed=0).shuffle(seed=0).batch(batch).map(faults).iter(num_workers=1)
+    counts = torch.cat([part.reshape(-1) for part in seen]).tolist()
+    half = len(counts) // 2
+    # Each batch touches 1024 of some 13000 pages: by the second half nearly all of them are mapped.
+    assert (counts[-1] - counts[half]) / (len(counts) - 1 - half) < 30
