@@ -5,7 +5,9 @@
 
 An epoch of shuffled batches: random crop, flip and normalisation of uint8 pictures [3, 64, 64], two processes each.
 All loaders keep their workers between epochs where they can. Beside them, torch's own DataLoader over narrow rows in
-memory, in batches of 256 without workers, with the package tensordict: what a batch costs. A last check is of this
+memory, in batches of 256 without workers, with the package tensordict: what a batch costs. Plain shuffled batches of
+narrow and of wide rows that a map wrote, beside the same bytes from `memmap`, indexing in one process, and torch's
+DataLoader, are compared in seconds of the processors; the settings hold their page faults. A last check is of this
 project alone: an iteration that is saved in mid-epoch and resumed gives the very same batches, bit for bit.
 
 Prints a table of ratios, and writes ``loader.json`` and ``.png`` into ``benchmarks/results``.
@@ -14,6 +16,7 @@ Prints a table of ratios, and writes ``loader.json`` and ``.png`` into ``benchma
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
 import json
@@ -26,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 import tdmap
 from benchmarks._harness import RESULTS, Benchmark, Seconds, Stopwatch
@@ -34,6 +38,8 @@ from tensordict_lite import TensorDict
 
 PEERS = ("loader_torch", "loader_grain", "loader_datasets", "loader_streaming", "loader_tensordict")
 OURS = "tdmap pipeline.iter"
+EPOCHS = 4
+"""Of plain rows in a round."""
 
 
 def main() -> None:
@@ -74,13 +80,14 @@ def run(options: argparse.Namespace, scratch: Path) -> None:
             closing.append(peer.add_cases(bench, work, OURS))
         except ImportError as error:
             print(f"  {name} is left out: {error}", file=sys.stderr)
+    bench.settings["page_faults_a_batch"] = add_plain_rows(bench, scratch, options.rows, options.workers)
     del bench.settings["streaming_python"]  # a path of this machine
     try:
         bench.run(options.rounds, only=options.only)
     finally:
         for close in closing:
             close()
-    slower = {name: r.ratio < 1 for name, r in bench.results.items() if r.ratio}
+    slower = {name: r.ratio < 1 for name, r in bench.results.items() if r.ratio and r.case.against == OURS}
     bench.settings["slower_than_tdmap"] = slower
     bench.settings["resumes_bit_for_bit"] = resumes(data, options.batch, options.workers)
     bench.report(options.results)
@@ -126,6 +133,79 @@ def epochs(work: Pictures, data: TensorDict) -> Callable[[], Seconds]:
         return watch.seconds
 
     return run
+
+
+def add_plain_rows(bench: Benchmark, scratch: Path, rows: int, workers: int) -> dict[str, float]:
+    """Add shuffled epochs without work on a batch. Returns where their page faults will be."""
+    faults: dict[str, float] = {}
+    for width, count, batch in ((48, 50 * rows, 4096), (3072, rows, 128)):
+        memmap, mapped = (scratch / f"{name}-{width}" for name in ("memmap", "map"))
+        made = TensorDict({"x": torch.randint(256, (count, width), dtype=torch.uint8)}, [count]).memmap(memmap)
+        tdmap.map(made, as_it_is, out=mapped, chunksize=1000, num_workers=workers)
+        data = {name: TensorDict.load_memmap(folder) for name, folder in (("memmap", memmap), ("a map", mapped))}
+        cases: dict[str, Callable[[], Any]] = {
+            f"indexing, rows of {width} bytes": functools.partial(indexed, data["a map"], batch),
+            f"torch DataLoader, rows of {width} bytes": lambda data=data["a map"], batch=batch: DataLoader(
+                Rows(data), batch, shuffle=True, num_workers=workers, collate_fn=as_it_is
+            ),
+            **{
+                f"loader over the result of {name}, rows of {width} bytes": functools.partial(
+                    tdmap.Pipeline(each, seed=0).shuffle(seed=0).batch(batch).iter, num_workers=workers
+                )
+                for name, each in data.items()
+            },
+        }
+        for name, batches in cases.items():
+
+            def run(name: str = name, batches: Callable[[], Any] = batches) -> Seconds:
+                before = page_faults()
+                with Stopwatch() as watch:
+                    number = sum(1 for _ in range(EPOCHS) for _ in batches())
+                faults[name] = round((page_faults() - before) / number, 1)
+                cpu = max(watch.seconds.cpu, 0.01)  # a tick of the clock; other programs change the wall time
+                return Seconds(cpu, cpu)
+
+            ours = f"loader over the result of memmap, rows of {width} bytes"
+            options: dict[str, Any] = {"kind": "floor"} if name.startswith("indexing") else {"kind": "peer"}
+            if name.startswith("loader"):
+                options = {"kind": "ours", "against": f"indexing, rows of {width} bytes"}
+                if name != ours:
+                    options |= {"against": ours, "wanted": 0.95}
+            bench.add(name, run, units=EPOCHS * -(-count // batch), **options)
+    return faults
+
+
+def indexed(data: TensorDict, batch: int) -> Iterator[TensorDict]:
+    """Batches of a permutation, in this process."""
+    return (data[rows] for rows in torch.randperm(len(data)).split(batch))
+
+
+def as_it_is(batch: TensorDict) -> TensorDict:
+    """No work."""
+    return batch
+
+
+class Rows(Dataset[TensorDict]):
+    """Whole batches for torch's DataLoader."""
+
+    def __init__(self, data: TensorDict) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, rows: list[int]) -> TensorDict:
+        return self.data[torch.tensor(rows)]
+
+
+def page_faults() -> int:
+    """Those of this process and its workers, ended ones included."""
+    import psutil
+
+    this = psutil.Process()
+    stats = [Path(f"/proc/{each.pid}/stat").read_text() for each in (this, *this.children(recursive=True))]
+    fields = [stat.rpartition(")")[2].split() for stat in stats]
+    return sum(int(each[7]) for each in fields) + int(fields[0][8])
 
 
 def resumes(data: TensorDict, batch: int, workers: int) -> bool:
