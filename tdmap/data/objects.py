@@ -233,7 +233,7 @@ BLANKS = {"str": b"\xff", "json": b"null"}
 def blank_rows(like: Ragged, rows: int) -> Ragged:
     """Ragged rows without content: None among strings and JSON values, otherwise empty."""
     blank = BLANKS.get(like.kind, b"")
-    values = torch.tensor([*blank] * rows, dtype=like.dtype).reshape(-1, *like.row_shape)
+    values = torch.tensor([*blank] * rows, dtype=like.dtype).reshape(len(blank) * rows, *like.row_shape)
     return Ragged(values, torch.arange(rows + 1) * len(blank), like.kind)
 
 

@@ -500,3 +500,15 @@ def test_ragged_rows_take_no_memory_in_the_caller(
         tracemalloc.stop()
         assert len(result) == rows and result.get("w").dtype is dtype
     assert peaks[1] < peaks[0] + 60_000 * 40
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_whose_elements_are_empty_are_kept(workers: int) -> None:
+    column = Ragged.from_list([torch.zeros(n, 0) for n in (2, 0, 3)])
+    data = TensorDict({"x": torch.arange(3), "v": column}, [3])
+    for result in (
+        tdmap.map(data, lambda rows: rows, num_workers=workers),
+        tdmap.filter(data, lambda rows: rows["x"] > -1, num_workers=workers),
+        tdmap.sort(data, "x", num_workers=workers),
+    ):
+        assert [tuple(row.shape) for row in result.get("v").unbind(0)] == [(2, 0), (0, 0), (3, 0)]
