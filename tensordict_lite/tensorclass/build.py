@@ -47,8 +47,9 @@ class TensorClassMeta(ABCMeta):
         flags = {key: kwargs.pop(key) for key in FLAGS if key in kwargs}
         extra = {key: kwargs.pop(key) for key in ("kw_only", "cast_filter") if key in kwargs}
         # Without an instance dictionary an unknown attribute raises AttributeError by itself, and slots are written at
-        # full speed, because no __setattr__ is needed.
-        namespace.setdefault("__slots__", ())
+        # full speed, because no __setattr__ is needed. A cached_property keeps its value in the dictionary.
+        if not any(isinstance(value, functools.cached_property) for value in namespace.values()):
+            namespace.setdefault("__slots__", ())
         cls = super().__new__(mcls, name, bases, namespace, **kwargs)
         if any(isinstance(base, TensorClassMeta) for base in bases) and not namespace.get("_is_flag_carrier"):
             build(cls, flags, **extra)

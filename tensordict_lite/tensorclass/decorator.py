@@ -443,6 +443,8 @@ def _holds(cell: types.CellType, cls: Any) -> bool:
 def _functions_of(value: Any) -> list[Any]:
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
+    if isinstance(value, functools.cached_property):
+        return [value.func]
     return [inspect.unwrap(getattr(value, "__func__", value))] if callable(getattr(value, "__func__", value)) else []
 
 

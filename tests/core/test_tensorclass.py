@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import sys
 from abc import ABC, abstractmethod
@@ -424,3 +425,27 @@ def test_a_setattr_is_inherited_once() -> None:
 
     assert Child(torch.ones(2), batch_size=[2]).a.tolist() == [11, 11]
     assert Base(torch.ones(2), batch_size=[2]).a.tolist() == [2, 2]
+
+
+def test_a_cached_property_is_computed_once_for_each_instance():
+    calls = []
+
+    @tensorclass
+    class Decorated:
+        x: torch.Tensor
+
+        @functools.cached_property
+        def total(self):
+            calls.append(self)
+            return self.x.sum()
+
+    class Derived(TensorClass):
+        x: torch.Tensor
+        total = functools.cached_property(lambda self: calls.append(self) or self.x.sum())
+
+    for cls in (Decorated, Derived):
+        one = cls(x=torch.ones(3), batch_size=[3])
+        assert one.total is one.total and one[:2].total == 2 and one.clone().total == 3
+        with pytest.raises(AttributeError, match="no such field"):
+            one.other = 1
+    assert len(calls) == 6
