@@ -314,13 +314,11 @@ class Kernel:
     def _set_names(self, names: list[str | None] | None) -> None:
         self._changed_under_lock()
         self._names = names
+        lead = [None] * len(self._batch_size) if names is None else names
         for sub in self._nested():
-            if names is None:
-                sub._set_names(None)
-            else:
-                own = sub._names
-                rest = own[len(names) :] if own is not None else [None] * (sub.batch_dims - len(names))
-                sub._set_names([*names, *rest])
+            own = sub._names
+            rest = own[len(lead) :] if own is not None else [None] * (sub.batch_dims - len(lead))
+            sub._set_names(names_or_none([*lead, *rest]) if names is None else [*lead, *rest])
 
     def __len__(self) -> int:
         size = self._batch_size

@@ -706,7 +706,7 @@ class ShapeOps(Kernel):
                 shape = value.batch_size
             common = shape if common is None else _common_prefix(common, shape)
         if common is None:
-            return self
+            common = self._batch_size
         size = torch.Size(common if batch_dims is None else common[:batch_dims])
         for value in followers:
             value._change_batch_size(size)

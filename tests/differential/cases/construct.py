@@ -116,6 +116,9 @@ nm.empty(names=["p", "q"]), nm.empty(device="cpu")
 td.auto_batch_size_() is td
 TD({"a": torch.ones(3, 4), "b": torch.ones(3, 4)}).auto_batch_size_()
 TD({"a": torch.ones(3, 4), "b": torch.ones(3, 4)}).auto_batch_size_(batch_dims=1)
+TD({}, [2, 3]).auto_batch_size_(1).batch_size
+td = TD({"n": TD({}, [3, 2], names=["b", "agent"])}, [3], names=["b"]); td.names = None; td["n"].names
+td = TD({"n": TD({}, [3, 2], names=["b", "agent"])}, [3], names=["b"]); td.names = [None]; td["n"].names
 TD({"a": torch.ones(3, 4), "b": {"c": torch.ones(3, 4, 5)}}).auto_batch_size_()
 TD({"a": torch.ones(3, 4), "b": {"c": torch.ones(3, 4, 5)}}).auto_batch_size_(batch_dims=1)
 TD({"a": torch.ones(3, 4), "b": {"c": torch.ones(3, 4, 5)}}).auto_batch_size_(batch_dims=1)["b"].batch_size
