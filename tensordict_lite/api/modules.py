@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from tensordict_lite import registry
 from tensordict_lite.api.module_swap import Swap, put_back, read, read_state_dict, restore
 from tensordict_lite.kernel import Kernel
 from tensordict_lite.keys import require_path
@@ -338,6 +339,8 @@ class ModuleOps(Kernel):
             meta = getattr(value, "_metadata", {}).get("", {})
             if meta.get("_non_tensor", {}).get("_is_non_tensor"):
                 payload = meta["_non_tensor"].get("data")
+                if isinstance(current, registry.NonTensorStack) and isinstance(payload, list):
+                    payload = registry.rows_of(payload, current._batch_size, current._device)
                 if current is not None and not isinstance(current, Tensor) and current._is_non_tensor:
                     self.set_(key, payload)
                 else:

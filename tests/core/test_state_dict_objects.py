@@ -9,7 +9,7 @@ import pytest
 import tensordict as reference
 import torch
 
-from tensordict_lite import TensorDict, tensorclass
+from tensordict_lite import NonTensorData, TensorDict, lazy_stack, tensorclass
 
 
 def _classes(tensorclass: Any) -> tuple[Any, Any]:
@@ -134,3 +134,16 @@ def test_what_is_no_tensor_goes_in_as_it_is() -> None:
     other = _blank()
     other.load_state_dict(full.state_dict())
     assert other.words is lock
+
+
+@pytest.mark.parametrize("objects", [("a", "b"), ("a", "a")])
+@pytest.mark.parametrize("size, dim", [([3], -1), ([1, 3], 0), ([0], 0)])
+def test_a_lazy_stack_of_batches_loads_its_objects(size, dim, objects):
+    members = [TensorDict({"x": torch.zeros(size), "s": NonTensorData(o, batch_size=size)}, size) for o in objects]
+    stack = lazy_stack(members, dim)
+    stack.load_state_dict(stack.state_dict())
+    expected = lazy_stack(members, dim).get("s").tolist()
+    other = lazy_stack([TensorDict({"x": torch.ones(size), "s": NonTensorData("z", batch_size=size)}, size)] * 2, dim)
+    other = other.clone()
+    other.load_state_dict(stack.state_dict())
+    assert stack.get("s").tolist() == other.get("s").tolist() == expected
