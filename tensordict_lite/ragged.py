@@ -5,7 +5,7 @@ dimension.
     offsets    int64 [n + 1]  row i is values[offsets[i] : offsets[i + 1]]
 
 A :class:`Ragged` is a :class:`~tensordict_lite.NonTensorStack` that creates its objects from these two tensors when
-they are read. Slices, masks and selections of rows share the tensors, which may be mapped from files.
+they are read. Slices share the tensors, which may be mapped from files; selections share them until one is written.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RaggedColumn(PayloadColumn):
         self.kind, self.values, self.offsets = kind, values, offsets
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets) - 1 if self._picked is None else len(self._picked)
 
     # -- as a column -----------------------------------------------------------------------------------------
 
@@ -155,11 +155,18 @@ class RaggedColumn(PayloadColumn):
 
     def _read(self, rows: Sequence[int]) -> list[Any]:
         """The objects that the values encode."""
+        if self.kind == "tensor" and len(rows):
+            if type(self._picked) is not range:  # else all rows, of the result of an operation: reading copies none
+                self._settle()
+            self._has_members = True  # the tensors may be written by their holders
+        return self._read_numbers(self.numbers(rows))
+
+    def _read_numbers(self, rows: Sequence[int]) -> list[Any]:
         if not len(rows):
             return []
         if len(rows) > READ_ROWS:  # the positions of short rows take more memory than the rows
             blocks = [rows[first : first + READ_ROWS] for first in range(0, len(rows), READ_ROWS)]
-            return [value for block in blocks for value in self._read(block)]
+            return [value for block in blocks for value in self._read_numbers(block)]
         starts, ends = self._spans(rows)
         if self.kind == "tensor":
             values = self.values.as_subclass(Tensor)
@@ -206,8 +213,8 @@ class RaggedColumn(PayloadColumn):
         """
         bounds: Any = self.offsets.as_subclass(Tensor).numpy()
         if type(rows) is range and rows.step == 1:
-            if len(rows) and (rows.start < 0 or rows.stop > len(self)):
-                raise IndexError(f"rows {rows.start} to {rows.stop} of {len(self)}")
+            if len(rows) and (rows.start < 0 or rows.stop >= len(self.offsets)):
+                raise IndexError(f"rows {rows.start} to {rows.stop} of {len(self.offsets) - 1}")
             bounds = bounds[rows.start : rows.stop + 1]
             starts, ends = bounds[:-1], bounds[1:]
         else:
@@ -224,16 +231,19 @@ class RaggedColumn(PayloadColumn):
 
     def spans(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Start and end of each row in the values, int64 ``[n]`` each; raises the errors of reading the rows."""
-        starts, ends = self._spans(rows)
+        starts, ends = self._spans(self.numbers(rows))
         return torch.from_numpy(starts), torch.from_numpy(ends)
 
     def flat(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The values of some rows, concatenated, and their offsets from 0; adjacent rows share memory."""
-        starts, ends = self.spans(rows)
+        return self._flat(self.numbers(rows))
+
+    def _flat(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        starts, ends = map(torch.from_numpy, self._spans(rows))
         values = self.values.as_subclass(Tensor)
         if not len(rows):
             return values[:0], torch.zeros(1, dtype=torch.int64, device="cpu")
-        if rows == range(len(self)) and not starts[0] and int(ends[-1]) == len(values):
+        if rows == range(len(self.offsets) - 1) and not starts[0] and int(ends[-1]) == len(values):
             return self.values, self.offsets
         if type(rows) is range and rows.step == 1:
             bounds = self.offsets.as_subclass(Tensor)[rows.start : rows.stop + 1]
@@ -247,14 +257,32 @@ class RaggedColumn(PayloadColumn):
 
     # -- copies, and other processes -----------------------------------------------------------------------------
 
-    def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
-        """A new column and the rows in it; ``deep`` copies the values too."""
+    def copied(self, rows: Sequence[int]) -> tuple[PayloadColumn, Sequence[int]]:
+        """A new column with copies of the values of some rows, and their positions in it."""
+        new, rows = self.selected(rows) if not self.is_changed(rows) else super().copied(rows)
+        if isinstance(new, RaggedColumn):
+            new._own()
+        return new, rows
+
+    def selected(self, rows: Sequence[int]) -> tuple[PayloadColumn, Sequence[int]]:
+        """A copy of some rows, which shares the values until either is written, and their positions in it."""
         if self.is_changed(rows):
-            return super().copied(rows, deep)
-        if not deep:
-            return RaggedColumn(self.kind, self.values, self.offsets, self._size, self.device), rows
-        values, offsets = self.flat(rows)
-        return RaggedColumn(self.kind, values.clone(), offsets, self._size, self.device), range(len(rows))
+            return PayloadColumn(self.objects(rows), self._size, self.device), range(len(rows))
+        new = RaggedColumn(self.kind, self.values, self.offsets, self._size, self.device)
+        new._picked = self.numbers(rows)
+        if self.kind == "tensor":  # bytes of text are replaced, and not written
+            self._lend(new)
+            if self._has_members:
+                new._own()
+        return new, range(len(rows))
+
+    def _own(self) -> None:
+        """Copy the values that a selection shares."""
+        if self._picked is not None:
+            values, offsets = self.flat(range(len(self)))
+            if values.untyped_storage().data_ptr() == self.values.untyped_storage().data_ptr():
+                values = values.clone()
+            self.values, self.offsets, self._picked, self._lent = values, offsets, None, None
 
     def is_changed(self, rows: Sequence[int]) -> bool:
         """Whether another object was assigned to one of these rows."""
@@ -274,17 +302,21 @@ class RaggedColumn(PayloadColumn):
     def is_placed(self) -> bool:
         """Whether the values are numbers in a file or in shared memory, which are overwritten in place."""
         storage = self.values.untyped_storage()
-        return self.kind == "tensor" and (storage.filename is not None or storage.is_shared())
+        here = self.kind == "tensor" and self._picked is None
+        return here and (storage.filename is not None or storage.is_shared())
 
     def assign(self, rows: Sequence[int], values: Tensor, offsets: Tensor) -> None:
         """Write rows, for every collection that shares the column.
 
-        Numbers in a file or in shared memory are overwritten there; anything else is replaced.
+        Numbers in a file or in shared memory are overwritten there, and others where no length changes, as tensors are;
+        anything else is replaced.
 
         Raises:
             InplaceWriteError: the numbers are in a file or in shared memory, and the lengths differ.
         """
-        if self.is_placed:
+        self._settle()
+        starts, ends = self.spans(rows)
+        if self.is_placed or (self.kind == "tensor" and torch.equal(ends - starts, offsets.diff())):
             self._overwrite(rows, values, offsets)
         else:
             self.replace(rows, values, offsets)
@@ -300,7 +332,7 @@ class RaggedColumn(PayloadColumn):
             offsets = offsets_of(ends - starts)
             values = both.new_empty((int(offsets[-1]), *both.shape[1:]))
             gather_rows(both, starts, ends, values)
-        self.values, self.offsets = values, offsets
+        self.values, self.offsets, self._picked, self._lent = values, offsets, None, None
         for row in made:
             self._cells[row]._payload = self._read((row,))[0]
 
@@ -323,21 +355,23 @@ class RaggedColumn(PayloadColumn):
 
     def part(self, rows: Sequence[int]) -> RaggedPart:
         """Some rows, to be pickled: shared memory by its name, other memory without the other rows."""
-        values, offsets, index = self.values, self.offsets, None
+        values, offsets, index, rows = self.values, self.offsets, None, self.numbers(rows)
         if not len(rows) or not (values.is_shared() or region_of(values) is not None):
-            if type(rows) is not range or len(rows) < len(self):
-                values, offsets = self.flat(rows)
+            if type(rows) is not range or len(rows) < len(offsets) - 1:
+                values, offsets = self._flat(rows)
                 if values.untyped_storage().nbytes() > values.nbytes:
                     values = values.clone()
-        elif type(rows) is range and rows.step == 1:
+        elif type(rows) is range and rows.step == 1 and (self._picked is None or self.kind != "tensor"):
             offsets = offsets[rows.start : rows.stop + 1]
         else:
             index = torch.from_numpy(numbers_of(rows))
-        return RaggedPart(self.kind, values, offsets, index, (_stamp(values), _stamp(offsets)))
+        is_copy = index is not None and self._picked is not None
+        return RaggedPart(self.kind, values, offsets, index, (_stamp(values), _stamp(offsets)), is_copy)
 
     def share_memory_(self) -> None:
         """Move both tensors to shared memory; those in files are shared already."""
         if not self.values.is_shared() and region_of(self.values) is None:
+            self._own()
             self.values = self.values.clone().share_memory_()
             self.offsets = self.offsets.clone().share_memory_()
 
@@ -357,11 +391,19 @@ class RaggedPart(NamedTuple):
     """int64 ``[n]``, the rows; None for all."""
     stamps: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
     """Identity of the files from which the two tensors are mapped."""
+    is_copy: bool = False
+    """Whether the rows are a selection, whose values are copied when they are written."""
 
     @property
     def rows(self) -> Sequence[int]:
         """The numbers of the rows."""
-        return range(len(self.offsets) - 1) if self.index is None else array("q", self.index.numpy().tobytes())
+        if self.index is None or self.is_copy:
+            return range(len(self.offsets) - 1 if self.index is None else len(self.index))
+        return self._numbers()
+
+    def _numbers(self) -> Sequence[int]:
+        assert self.index is not None
+        return array("q", self.index.numpy().tobytes())
 
     def opened(self, size: torch.Size, device: torch.device | None) -> RaggedColumn:
         """The column, in the receiving process.
@@ -373,7 +415,10 @@ class RaggedPart(NamedTuple):
             file = file_of(tensor.untyped_storage())  # None: a copy
             if stamp is not None and file is not None and _stamp(tensor) != stamp:
                 raise DatasetError(file, "has been replaced since its rows were sent to this process")
-        return RaggedColumn(self.kind, self.values, self.offsets, size, device)
+        column = RaggedColumn(self.kind, self.values, self.offsets, size, device)
+        if self.is_copy:
+            column._picked = self._numbers()
+        return column
 
     def alone(self) -> RaggedPart:
         """The same rows without the values of others."""
@@ -402,8 +447,9 @@ class Ragged(RaggedNumbers):
     ``td.get(key)`` returns the column. ``td[key]`` returns a list for strings and JSON values, as for any
     :class:`NonTensorStack`, and the column for tensors and bytes. ``td[i]`` holds a tensor, a string, bytes or an
     object. JSON values (lists, dicts with string keys, strings, numbers, bools and None, such as the messages of a
-    chat) are parsed on each access: changing one does not change the column. Slices, masks and lists of rows share the
-    values. Moves of the TensorDict to another device leave the column on the CPU.
+    chat) are parsed on each access: changing one does not change the column. Slices share the values; masks and lists
+    of rows copy them, not before one of the two is written. Moves of the TensorDict to another device leave the column
+    on the CPU.
 
     Numbers compute element by element (``x * 2``, ``x > 1``, ``torch.log(x)``, casts), with a number, a tensor
     ``[rows]`` or a column of the same lengths; reductions (``x.mean()``) are by row. Strings, bytes and JSON values
@@ -708,6 +754,10 @@ class Ragged(RaggedNumbers):
             return super().unbind(dim)
         return tuple(column.objects(self._rows))
 
+    def unsqueeze(self, dim: int) -> Any:
+        objects = NonTensorStack._of(self._source, 0, _NO_SIZE, self._device, self._names)
+        return objects.unsqueeze(dim)
+
     def __iter__(self) -> Iterator[Any]:
         column = self.column
         return (
@@ -770,15 +820,34 @@ class Ragged(RaggedNumbers):
             )
         return None
 
+    def _like_rows(self, value: Any, size: torch.Size) -> Any:
+        """One row of a tensor per row, if the rows are tensors."""
+        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[:1] == size and self.column is not None:
+            return Ragged._of_tensors(list(value.unbind(0)))
+        return super()._like_rows(value, size)
+
     def _set_index(self, index: Any, value: Any) -> None:
-        if self.column is not None and (isinstance(value, Ragged) or self._ragged().is_placed):
+        column = self.column
+        if type(index) is tuple and len(index) == 1:
+            index = index[0]
+        if isinstance(value, Tensor) and type(index) is not int:
+            value = self._like_rows(value, self._rows_size(index))
+        if column is not None and isinstance(value, Tensor) and type(index) is int and not column.is_placed:
+            row = self._row(index)
+            if isinstance(row, Tensor) and row.shape == value.shape and row.dtype is value.dtype:
+                row.copy_(value)
+                return
+            value = value.clone()  # else a later write into the source would be one into this row
+        elif column is not None and (isinstance(value, Ragged) or column.is_placed):
             if type(index) is int:
                 index, value = slice(index, index + 1 or None), value if is_ragged(value) else [value]
-            rows = self._index(index)
-            if is_ragged(rows) and rows._as_rows(value, len(rows)) is not None:
-                rows.update_(value)
-                self._save()
-                return
+            rows = self._rows_at(index)
+            if rows is not None:
+                view = self._view(column, rows)
+                if view._as_rows(value, len(rows)) is not None:
+                    view.update_(value)
+                    self._save()
+                    return
         super()._set_index(index, value)
 
     @property
@@ -829,6 +898,8 @@ class Ragged(RaggedNumbers):
 
     def _moved(self, move: Any) -> Any:
         values: Any = self._payloads()
+        if self.column is not None and self.kind == "tensor":
+            values = [row.clone() for row in values]
         return NonTensorStack._of_objects(values, 0, _NO_SIZE, self._device)._moved(move)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -847,6 +918,15 @@ class Ragged(RaggedNumbers):
         if type(source) is dict:
             return super()._rebuild(source, batch_size, names)
         return NonTensorStack._of(source, self._stack_dim, _NO_SIZE, self._device, names, batch_size)
+
+    @classmethod
+    def _stack_entries(cls, items: Sequence[Any], dim: int) -> Any:
+        """Rows that are tensors become objects of the stack."""
+        rows = [item._source if is_ragged(item) and item.kind == "tensor" else None for item in items]
+        of = NonTensorStack._of
+        return super()._stack_entries(
+            [i if r is None else of(r, 0, _NO_SIZE, i._device) for i, r in zip(items, rows)], dim
+        )
 
     @classmethod
     def _cat_entries(cls, items: Sequence[Any], dim: int) -> Any:

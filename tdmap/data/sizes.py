@@ -74,8 +74,8 @@ def _ragged_bytes(entry: Ragged) -> int:
     """Bytes of the values and offsets of ragged rows: exact where the rows are consecutive."""
     column, rows = entry.column, entry._rows
     assert column is not None
-    if type(rows) is range and rows.step == 1:
-        total = max(int(column.offsets[rows.stop]) - int(column.offsets[rows.start]), 0)
+    if type(numbers := column.numbers(rows)) is range and numbers.step == 1:
+        total = max(int(column.offsets[numbers.stop]) - int(column.offsets[numbers.start]), 0)
     else:
         some = rows[:: max(len(rows) // RAGGED_SAMPLE, 1)]
         starts, ends = column.spans(some)

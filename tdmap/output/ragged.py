@@ -70,7 +70,7 @@ class ChosenRows:
         steps = max(len(self) * execution.tuning.gather_bytes // nbytes // self._step, 1)
         plan = ChunkPlan(len(self), steps * self._step)
         firsts = self._firsts[:-1:steps].tolist()
-        numbers: Any = self.entry._rows
+        numbers: Any = column.numbers(self.entry._rows)
         consecutive = type(numbers) is range and numbers.step == 1
         index = column.offsets[numbers.start : numbers.stop] if consecutive else torch.from_numpy(numbers_of(numbers))
         shared = SharedTensors([column.values, column.offsets], execution.in_processes)

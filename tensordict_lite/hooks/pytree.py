@@ -186,7 +186,7 @@ def _names_of(size: torch.Size, old: torch.Size, names: tuple[str | None, ...]) 
 def resized(value: Any, size: torch.Size) -> Any:
     """Non-tensor data under another batch size; rows that lost their dimension become a list."""
     if value._batch_size == size:
-        return value.copy()
+        return value._with_leaves(iter(()))
     if type(value._source) is dict:
         new = value.copy()
         new._change_batch_size(size)

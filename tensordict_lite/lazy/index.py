@@ -328,14 +328,14 @@ class LazyIndexOps(Stacked):
         elif plan.members.ndim == 1 and not plan.tensors:
             numbers, rest = plan.members.tolist(), tuple(plan.rest)
             for number, piece in zip(numbers, [value] * len(numbers) if scalar else value.unbind(plan.at)):
-                self._assign_member(_checked(number, len(self._source)), rest, piece)
+                self._assign_member(_checked(number, self._batch_size[self._stack_dim]), rest, piece)
         else:
             for where in product(*(range(n) for n in plan.members.shape)):
                 parts = list(plan.rest)
                 for slot, tensor in plan.tensors:
                     parts[slot] = int(tensor[where])
                 piece = value if scalar else value._index((*[_FULL] * plan.at, *where))
-                member = _checked(int(plan.members[where]), len(self._source))
+                member = _checked(int(plan.members[where]), self._batch_size[self._stack_dim])
                 self._assign_member(member, tuple(parts), piece)
 
     def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:

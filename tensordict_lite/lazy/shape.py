@@ -209,7 +209,8 @@ class LazyShapeOps(Stacked):
         names = None if self._names is None else [*([None] * ahead), *self._names]
         inner = (*shape[:at], *shape[at + 1 :])
         if wanted == length:
-            return self._restacked([member.expand(inner) for member in self._source], at, names)
+            same = self._is_non_tensor and self._member_batch_size() == inner  # views of rows are the rows
+            return self._restacked([m if same else m.expand(inner) for m in self._source], at, names)
         if length != 1:
             raise RuntimeError(
                 f"the stack dimension of size {length} cannot be expanded to {wanted}: incompatible expanded shape "

@@ -262,8 +262,11 @@ class LazyValueOps(Stacked):
         out: dict[str, Any] = {}
         for key in self._key_list():
             value = self._get_str(key)
-            if not isinstance(value, Tensor) and not value._is_non_tensor:
-                value = value._densified() if isinstance(value, LazyValueOps) else value
+            if not isinstance(value, Tensor):
+                if value._is_non_tensor:  # rows of their own, as stacked tensors are
+                    value = value._with_leaves(iter(()))
+                elif isinstance(value, LazyValueOps):
+                    value = value._densified()
             out[key] = value
         if self._source and not isinstance(self._source[0], LazyValueOps):
             return self._source[0]._rebuild(out, self._batch_size, self._names)

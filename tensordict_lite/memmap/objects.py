@@ -95,10 +95,7 @@ class SharedNonTensorData(NonTensorData):
     def _replace(self, payload: Any) -> None:
         if self._lock is None:  # sharing ends with the lock, as the mapping of tensors does
             self.__class__ = NonTensorData  # type: ignore[assignment]
-        super()._replace(payload)
-
-    def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
-        return super()._overwrite(item, parent) if self._lock is not None else self._alone()._overwrite(item, parent)
+        NonTensorData._replace(self, payload)
 
     def _assign_rows(self, index: Any, item: Any) -> TensorCollection:
         if self._lock is None:

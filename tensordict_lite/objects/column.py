@@ -1,14 +1,15 @@
 """A column of objects, stored as a list until a wrapper of one is needed.
 
 A :class:`~tensordict_lite.NonTensorStack` of a million strings would be a million collections. Instead, its objects are
-in a :class:`PayloadColumn`, and rows of it (a slice, selected rows) are positions in the same column::
+in a :class:`PayloadColumn`, and a view of its rows (such as a slice) is positions in the same column::
 
     stack ─────────► Column: ["a", "b", NonTensorData("c"), "d", ...]
     stack[1:3] ────►              1 ─────────────── 3
 
 A member is created on first access and then replaces its object in the column, so that each later access to that row
-gives the same member: a write through a slice is visible in the whole, as with tensors. An operation that does not
-support columns uses the list of all members, like that of any lazy stack.
+gives the same member. Objects are written into members, which keep their identity: a write through a slice, a row or a
+reshaped stack is visible in the whole, as with tensors. Rows that a tensor selects are in a column of their own. An
+operation that does not support columns uses the list of all members, like that of any lazy stack.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Flat, Kernel
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
-from tensordict_lite.objects.data import IMMUTABLE, NonTensorData
+from tensordict_lite.objects.data import IMMUTABLE, NonTensorData, copied
+from tensordict_lite.ops.cast import SHARING, same
+from tensordict_lite.ops.shape import new_dim
 
 _NO_SIZE = torch.Size(())
+_VIEWS = (int, slice, type(None))
 
 
 def numbers_of(rows: Sequence[int]) -> Any:
@@ -47,16 +51,50 @@ class PayloadColumn:
         device: of each member.
     """
 
-    __slots__ = ("_cells", "_has_members", "_size", "device")
+    __slots__ = ("__weakref__", "_cells", "_has_members", "_lender", "_lent", "_picked", "_size", "device")
 
     def __init__(self, objects: list[Any], size: torch.Size, device: torch.device | None) -> None:
         self._cells = objects
         self._size = size
         self.device = device
         self._has_members = False
+        self._picked: Sequence[int] | None = None  # of a selection until it is written: its rows in what it shares
+        self._lender: PayloadColumn | None = None  # the column whose objects a selection shares
+        self._lent: weakref.WeakSet[Any] | None = None  # selections that still share what this column holds
+
+    def __len__(self) -> int:
+        return len(self._cells if self._picked is None else self._picked)
+
+    def numbers(self, rows: Sequence[int]) -> Sequence[int]:
+        """The numbers that some rows have where they are stored, which a selection shares with another column."""
+        if self._picked is None:
+            return rows
+        if type(rows) is range:
+            return self._picked[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
+        return array("q", numbers_of(self._picked)[numbers_of(rows)].tobytes())
+
+    def _lend(self, column: PayloadColumn) -> None:
+        column._lent = self._lent = weakref.WeakSet() if self._lent is None else self._lent
+        column._lent.add(column)
+
+    def _own(self) -> None:
+        """Copy what a selection shares."""
+        if self._lender is not None:
+            self._cells = self._lender.objects(self._picked or ())
+            self._picked = self._lender = self._lent = None
+
+    def _settle(self) -> None:
+        """Before a row may be written: copy it for every selection that shares it."""
+        if self._picked is not None:
+            self._own()
+        elif self._lent:
+            for column in list(self._lent):
+                column._own()
+            self._lent.clear()
 
     def member(self, row: int) -> NonTensorData:
         """The wrapper of an object; the same one on every access."""
+        self._settle()
         cell = self._cells[row]
         if not isinstance(cell, NonTensorData):
             self._has_members = True
@@ -72,6 +110,8 @@ class PayloadColumn:
 
     def objects(self, rows: Sequence[int]) -> list[Any]:
         """The objects of some rows, in a new list."""
+        if self._lender is not None:
+            return self._lender.objects(self.numbers(rows))
         cells = self._cells
         if type(rows) is range and rows.step > 0:
             found = cells[rows.start : rows.stop : rows.step]
@@ -81,11 +121,19 @@ class PayloadColumn:
             found = [cell._payload if isinstance(cell, NonTensorData) else cell for cell in found]
         return found
 
-    def copied(self, rows: Sequence[int], deep: bool) -> tuple[PayloadColumn, Sequence[int]]:
-        """A separate column with the objects of some rows (``deep``: copies), and their positions in it."""
-        values = self.objects(rows)
-        if deep:
-            values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in values]
+    def selected(self, rows: Sequence[int]) -> tuple[PayloadColumn, Sequence[int]]:
+        """A copy of some rows, which shares their objects until either is written, and their positions in it."""
+        lender = self._lender or self
+        if lender._has_members:  # which may be written by their holders
+            return PayloadColumn(self.objects(rows), self._size, self.device), range(len(rows))
+        new = PayloadColumn([], self._size, self.device)
+        new._lender, new._picked = lender, self.numbers(rows)
+        self._lend(new)
+        return new, range(len(rows))
+
+    def copied(self, rows: Sequence[int]) -> tuple[PayloadColumn, Sequence[int]]:
+        """:meth:`selected` with copies of the objects."""
+        values = [value if type(value) in IMMUTABLE else copy.deepcopy(value) for value in self.objects(rows)]
         return PayloadColumn(values, self._size, self.device), range(len(values))
 
     def pickled(self, rows: Sequence[int]) -> Any:
@@ -158,11 +206,16 @@ class ObjectRows(LazyStackedTensorDict):
         return None
 
     def _view(self, column: PayloadColumn, rows: Sequence[int]) -> Any:
-        """Other rows of its column."""
-        new = self._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
-        new._names = self._names
+        """Other rows of its column, or rows of a copy of it; locked like this one."""
+        new = self._over_rows(column, rows)
         if self._lock is not None:
             new._lock = []
+        return new
+
+    def _over_rows(self, column: PayloadColumn, rows: Sequence[int]) -> Any:
+        cls = type(self) if type(column) is type(self._objects) else self._class_for(())
+        new = cls._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
+        new._names = self._names
         return new
 
     # -- primitives -----------------------------------------------------------------------------------------
@@ -172,26 +225,26 @@ class ObjectRows(LazyStackedTensorDict):
 
     def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Any:
         column = self._plain_column()
-        return super()._with_leaves(leaves) if column is None else self._copied(column, False)
+        if column is None:
+            return super()._with_leaves(leaves)
+        return self._over_rows(*column.selected(self._rows))
 
     def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Any:
         column = self._plain_column()
-        return super()._map_leaves(fn) if column is None else self._copied(column, fn is Tensor.clone)
+        if fn in SHARING:
+            if column is not None:
+                return self._over_rows(column, self._rows)
+            return self._with_members(list(self._source)) if self._lock is None else super()._map_leaves(fn)
+        if column is None:
+            return super()._map_leaves(fn)
+        return self._over_rows(*(column.copied(self._rows) if fn is Tensor.clone else column.selected(self._rows)))
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Any:
-        column = self._plain_column()
-        return super().clone(recurse, **kwargs) if column is None else self._copied(column, recurse)
+        return self._map_leaves(Tensor.clone if recurse else same)  # without its members
 
     def _plain_column(self) -> PayloadColumn | None:
         """Its column, if all rows are objects; read once, as another thread may create the members."""
         return self._objects if self._names is None else None
-
-    def _copied(self, column: PayloadColumn, deep: bool) -> Any:
-        new, rows = column.copied(self._rows, deep)
-        cls = type(self) if type(new) is type(column) else self._class_for(())
-        out = cls._of_rows(new, rows, self._stack_dim, self._member_batch_size(), self._device)
-        out._names = self._names
-        return out
 
     def _key_list(self) -> list[str]:
         return [] if self._objects is not None else super()._key_list()
@@ -244,24 +297,53 @@ class ObjectRows(LazyStackedTensorDict):
         return member
 
     def _index(self, index: Any) -> Any:
+        if index is None:
+            return self.unsqueeze(0)
+        if type(index) is tuple and all(type(part) in _VIEWS for part in index) and None in index:
+            return self._with_new_axes(index)
         column = self._plain_column()
         if column is not None and not self._stack_dim:
             if type(index) is tuple and len(index) == 1:
                 index = index[0]
-            kind = type(index)
-            if kind is int:
+            if type(index) is int:
                 return self._row(index)
-            rows = None
-            if kind is slice:
-                rows = self._rows[index]
-            elif isinstance(index, Tensor) and index.dim() == 1:
-                rows = self._picked_rows(index)
+            rows = self._rows_at(index)
+            if rows is not None and not rows:
+                return self._empty_like(index)
             if rows is not None:
-                return self._view(column, rows) if rows else self._empty_like(index)
+                return self._view(*((column, rows) if type(index) is slice else column.selected(rows)))
         return super()._index(index)
 
+    def _with_new_axes(self, index: tuple[Any, ...]) -> Any:
+        out = self._index(tuple([part for part in index if part is not None]) or (slice(None),))
+        for at, part in enumerate([part for part in index if type(part) is not int]):
+            if part is None:
+                out = out.unsqueeze(at)
+        return out
+
+    def unsqueeze(self, dim: int) -> Any:
+        at = new_dim(dim, self._batch_size)
+        names = None if self._names is None else [*self._names[:at], None, *self._names[at:]]
+        return self._undoable(self._restacked([self], at, names), lambda result: result.squeeze(at))
+
+    def _index_each(self, plan: Any) -> Any:
+        return copied(super()._index_each(plan))
+
+    def _assign_member(self, member: int, rest: tuple[Any, ...], value: Any) -> None:
+        column = self._plain_column()
+        if column is None or column._size:
+            super()._assign_member(member, rest, value)
+        else:
+            column.member(self._rows[member])._assign_rows(rest, value)
+
+    def _rows_at(self, index: Any) -> Sequence[int] | None:
+        """The rows of the column that a slice or a tensor selects; None if it cannot be read directly or is invalid."""
+        if type(index) is slice:
+            return self._rows[index]
+        return self._picked_rows(index) if isinstance(index, Tensor) and index.dim() == 1 else None
+
     def _picked_rows(self, index: Tensor) -> Sequence[int] | None:
-        """The rows that a tensor selects; None if it cannot be read directly or is invalid."""
+        """As :meth:`_rows_at`, of a tensor."""
         rows, count = self._rows, len(self._rows)
         is_mask = index.dtype in (torch.bool, torch.uint8)
         if is_mask:

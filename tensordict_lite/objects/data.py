@@ -165,13 +165,8 @@ class NonTensorDataBase(DenseCollection):
             if item._is_non_tensor and self._batch_size and item._batch_size == self._batch_size:
                 return self._assign_rows((slice(None),) * len(self._batch_size), item)  # one object per row
             raise EntryKindError("", self, item)
-        new = self._rebuild({}, self._batch_size, self._names)
-        folder = getattr(self, "_memmap_path", None)
-        if folder is not None:
-            new._memmap_path = folder
-        new._lock = self._lock
-        new._replace(item._payload if isinstance(item, NonTensorDataBase) else item)
-        return new
+        self._replace(item._payload if isinstance(item, NonTensorDataBase) else item)
+        return self
 
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         """Take the object of another :class:`NonTensorData`.
@@ -198,12 +193,12 @@ class NonTensorDataBase(DenseCollection):
     def where(self, condition: Tensor, other: Any, **kwargs: Any) -> Any:
         """The object where ``condition`` holds, and that of ``other`` elsewhere: a stack if they differ."""
         if other is None or isinstance(other, (Tensor, bool, int, float, complex)):
-            return self  # a number is for tensors, not for objects
+            return copied(self)  # a number is for tensors, not for objects
         other = other if is_non_tensor(other) else NonTensorData(other, batch_size=self._batch_size)
         if isinstance(other, NonTensorDataBase) and same_payload(other._payload, self._payload):
-            return self
+            return copied(self)
         if not condition.ndim:
-            return self if bool(condition) else other
+            return copied(self if bool(condition) else other)
         return self.maybe_to_stack().where(condition, other)
 
     def set(self, key: Any, item: Any, inplace: bool = False, **kwargs: Any) -> Self:
@@ -280,7 +275,10 @@ class NonTensorDataBase(DenseCollection):
         return self.clone(recurse=fn is Tensor.clone)
 
     def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
-        return self._rebuild({}, self._batch_size, self._names)
+        new = self._rebuild({}, self._batch_size, self._names)
+        if isinstance(self._payload, Tensor):  # a row of numbers, which may be written in place
+            new._payload = self._payload.clone()
+        return new
 
     # -- stacking ------------------------------------------------------------------------------------------
 
@@ -319,6 +317,11 @@ class NonTensorData(NonTensorDataBase):
 
 
 IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
+
+
+def copied(data: Any) -> Any:
+    """The same objects in rows of their own: what is written into these does not reach ``data``."""
+    return data._with_leaves(iter(()))
 
 
 def holds_collections(values: Sequence[Any]) -> bool:
@@ -368,8 +371,9 @@ def spread(data: NonTensorDataBase) -> Any:
     size = data._batch_size
     if not size:
         return data
-    row = data._rebuild({}, size[1:], data._names[1:] if data._names is not None else None)
-    return registry.NonTensorStack._of([spread(row) for _ in range(size[0])], 0, data._batch_size[1:], data._device)
+    names = data._names[1:] if data._names is not None else None
+    rows = [spread(data._rebuild({}, size[1:], names)) for _ in range(size[0])]
+    return registry.NonTensorStack._of(rows, 0, size[1:], data._device)
 
 
 # -- lists as values ---------------------------------------------------------------------------------------

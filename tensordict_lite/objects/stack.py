@@ -21,6 +21,7 @@ from tensordict_lite.objects.column import ObjectRows
 from tensordict_lite.objects.data import (
     NonTensorData,
     NonTensorDataBase,
+    copied,
     filled,
     holds_collections,
     is_non_tensor,
@@ -48,7 +49,9 @@ def stack_non_tensors(items: Sequence[Any], dim: int) -> Any:
     one = joined(items, dim)
     if one is not None:
         return one
-    return NonTensorStack._of(list(items), dim, first._batch_size, first._device)
+    if not first._batch_size and {NonTensorData}.issuperset(map(type, items)):
+        return NonTensorStack._of_objects([item._payload for item in items], dim, first._batch_size, first._device)
+    return NonTensorStack._of([copied(item) for item in items], dim, first._batch_size, first._device)
 
 
 def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
@@ -67,7 +70,7 @@ def cat_non_tensors(items: Sequence[Any], dim: int) -> Any:
     full = torch.Size((*size[:dim], sum(item._batch_size[dim] for item in items), *size[dim + 1 :]))
     if 0 in full:
         return spread(NonTensorData(None, batch_size=full, device=first._device))
-    rows = [row for item in items for row in item.unbind(dim)]
+    rows = [copied(row) for item in items for row in item.unbind(dim)]
     return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])), first._device)
 
 
@@ -184,6 +187,14 @@ class NonTensorStack(ObjectRows):
                 f"a list of {len(value)} objects cannot be written into rows of batch size {list(size)} in place: give "
                 "one object per row, or one that is not a list for all rows. set() replaces an entry."
             )
+        if (
+            isinstance(value, Tensor)
+            and size
+            and value.dim() > 1
+            and len(value) == size[0]
+            and self._holds_type_of(value)
+        ):
+            value = list(value.unbind(0))
         return rows_of(value, size, self._device)
 
     def _holds_lists(self) -> bool:
@@ -193,7 +204,7 @@ class NonTensorStack(ObjectRows):
         return self
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:
-        return self.copy()
+        return copied(self)
 
     def _dense_or_none(self) -> Any:
         return None
@@ -212,7 +223,7 @@ class NonTensorStack(ObjectRows):
         return self
 
     def _apply_level(self, call: Any, others: list[Any], prefix: tuple[str, ...]) -> Any:
-        return self.copy()
+        return copied(self)
 
     def _apply_into(self, call: Any, others: list[Any], prefix: tuple[str, ...], out: Any) -> None:
         return

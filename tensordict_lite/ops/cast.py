@@ -52,7 +52,7 @@ class CastOps(Kernel):
         """
         source = self._source
         if not recurse or type(source) is not dict:
-            return self._map_leaves(Tensor.clone if recurse else _same)
+            return self._map_leaves(Tensor.clone if recurse else same)
         copies = iter(_clone_all([value for value in source.values() if type(value) is Tensor]))
         return self._rebuild(
             {key: next(copies) if type(value) is Tensor else value.clone() for key, value in source.items()},
@@ -672,7 +672,7 @@ def _clone_all(tensors: list[Tensor]) -> Sequence[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def _same(leaf: Tensor) -> Tensor:
+def same(leaf: Tensor) -> Tensor:
     return leaf
 
 
@@ -840,6 +840,10 @@ def _detaches_alike(node: Any) -> bool:
 
 def _data(leaf: Tensor) -> Tensor:
     return leaf.data
+
+
+SHARING = frozenset((same, _canonical, _data, _detach, Tensor.contiguous))
+"""Functions whose result shares the memory of its tensor, unless that is not contiguous."""
 
 
 def _attribute_tree(node: Any, name: str) -> Any:

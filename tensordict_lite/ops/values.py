@@ -393,7 +393,7 @@ class ValueOps(GeneratedOps):
                 if new is None:
                     continue
             elif value._is_non_tensor:
-                new = value.copy()
+                new = value._with_leaves(iter(()))
             else:
                 new = value._apply_plainly(fn, rest) if type(value._source) is dict else value.apply(fn, *rest)
                 if new is None:
@@ -632,7 +632,7 @@ def _arguments(others: Sequence[Any], key: str, default: Any) -> list[Any]:
 
 def _carried(value: Any, batch_size: torch.Size | None, device: torch.device | None) -> Any:
     """Non-tensor data of the result: the same object with the new batch size and device."""
-    new = value.copy()
+    new = value._with_leaves(iter(()))
     if batch_size is not None and new.batch_size != batch_size:
         new._change_batch_size(batch_size)
     new._device = device

@@ -46,8 +46,9 @@ class SharedRagged:
     """
 
     def __init__(self, entry: Ragged, share: bool) -> None:
-        column, rows = entry.column, entry._rows
+        column = entry.column
         assert column is not None
+        rows = column.numbers(entry._rows)
         self.kind, self.length = column.kind, len(rows)
         self.first = rows.start if type(rows) is range and rows.step == 1 else None
         index = [] if self.first is not None else [torch.from_numpy(numbers_of(rows))]
