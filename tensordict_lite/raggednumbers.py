@@ -60,6 +60,8 @@ class RaggedNumbers(NonTensorStack):
     def _leaves(self, ragged: Flat = False) -> list[Tensor]:
         if not ragged or not self._is_ragged_numbers:
             return super()._leaves()
+        if ragged == "own":
+            self.column._settle()
         values, offsets = self.flat()
         held: Tensor = self.column.values
         if ragged == "own" and values.untyped_storage().data_ptr() != held.untyped_storage().data_ptr():
