@@ -55,14 +55,15 @@ class Lock(list[weakref.ref["Kernel"]]):
 class Kernel:
     """Slots, lock, names, sizes and primitives; ``base.TensorCollection`` adds the operations."""
 
-    # `_consolidated`, `_entered`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs them: an
-    # unset slot costs nothing.
+    # `_consolidated`, `_entered`, `_home`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs
+    # them: an unset slot costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
         "_consolidated",
         "_device",
         "_entered",
+        "_home",
         "_last_op",
         "_lock",
         "_memmap_path",

@@ -792,8 +792,8 @@ class Ragged(RaggedNumbers):
             new = self._as_rows(input_dict_or_td, len(self._rows))
             if new is not None:
                 values, offsets = new.flat()
-                column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
-                self._save()
+                with self._writing():
+                    column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
                 return self
         return super().update_(input_dict_or_td, clone, **kwargs)
 
@@ -846,7 +846,6 @@ class Ragged(RaggedNumbers):
                 view = self._view(column, rows)
                 if view._as_rows(value, len(rows)) is not None:
                     view.update_(value)
-                    self._save()
                     return
         super()._set_index(index, value)
 

@@ -742,7 +742,10 @@ def assign_objects(data: Data, columns: dict[KeyPath, Any]) -> None:
         if isinstance(old, NonTensorData) and not isinstance(column, NonTensorData):
             parent._source[path[-1]] = old._assign_rows((slice(None),) * len(old._batch_size), column)
         elif is_ragged(old) and form_of(old) == form_of(column):
-            old._ragged().replace(old._rows, *column.flat())  # the files are replaced below
+            old._ragged().replace(old._rows, *column.flat())  # the files of a whole dataset are replaced below
+            home = old._saved_by()
+            if home is not None and home is not old:
+                home._save()
         else:
             old.update_(column)
     root = mapped_root(data) if columns else None

@@ -27,6 +27,7 @@ from tdmap.memory.mapped import copies_on_write
 from tdmap.plan import ChunkPlan
 from tensordict_lite import TensorDict
 from tensordict_lite.base import TensorCollection
+from tensordict_lite.objects.column import ObjectRows
 from tensordict_lite.ragged import ragged_in
 from tensordict_lite.views import is_leaf_nontensor
 
@@ -116,6 +117,8 @@ def plain_tensors(data: Data) -> Data:
     """`data`, unlocked, with memory-mapped tensors as plain views of the same memory, whose slices are cheaper."""
     if isinstance(data, Tensor):
         return data.as_subclass(Tensor) if type(data) is not Tensor else data
+    if isinstance(data, ObjectRows):
+        return data._without_file()
     if not is_dense(data):
         return data
     source = {key: plain_tensors(value) for key, value in data._source.items()}

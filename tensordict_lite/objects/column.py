@@ -184,6 +184,7 @@ class ObjectRows(LazyStackedTensorDict):
             column, rows = self._objects, self._rows
             if column is not None:
                 members = [column.member(row) for row in rows]
+                self._saves(members)
                 if self._lock is not None:
                     self._lock_made(members)
                 self._members = members
@@ -216,6 +217,29 @@ class ObjectRows(LazyStackedTensorDict):
         cls = type(self) if type(column) is type(self._objects) else self._class_for(())
         new = cls._of_rows(column, rows, self._stack_dim, self._member_batch_size(), self._device)
         new._names = self._names
+        if column is self._objects:
+            self._saves((new,))
+        return new
+
+    # -- the file of a memory-mapped stack, which writes into its rows rewrite -----------------------------------
+
+    def _saved_by(self) -> Any:
+        """The memory-mapped stack that these rows belong to, itself or the one that they are a view of; or None."""
+        return self if getattr(self, "_memmap_path", None) else getattr(self, "_home", None)
+
+    def _saves(self, parts: Iterable[Any]) -> None:
+        """Let writes into rows of this stack rewrite its file."""
+        home = self._saved_by()
+        if home is not None:
+            for part in parts:
+                part._home = home
+
+    def _without_file(self) -> Any:
+        """The same rows, whose writes reach no file."""
+        if self._objects is None:
+            return self
+        new = self._over_rows(self._objects, self._rows)
+        new._home = None
         return new
 
     # -- primitives -----------------------------------------------------------------------------------------
@@ -292,6 +316,7 @@ class ObjectRows(LazyStackedTensorDict):
             member = column.member(self._rows[index])
         except IndexError:
             raise IndexError(f"index {index} is out of bounds for the stack dim of size {len(self._rows)}") from None
+        self._saves((member,))
         if self._lock is not None:
             self._lock_made((member,))
         return member

@@ -24,6 +24,9 @@ from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
 
+DEFERRED: set[int] = set()
+"""Identities of memory-mapped stacks that rewrite their file once, when a write into several rows ends."""
+
 
 class NonTensorDataBase(DenseCollection):
     """One Python object under a batch size: the base of :class:`NonTensorData` and :class:`MetaData`.
@@ -80,13 +83,15 @@ class NonTensorDataBase(DenseCollection):
     def _replace(self, payload: Any) -> None:
         """Replace the object, here and in the file of a memory-mapped entry."""
         old, self._payload = self._payload, payload
-        folder = getattr(self, "_memmap_path", None)
-        if folder:
-            try:
+        folder, home = getattr(self, "_memmap_path", None), getattr(self, "_home", None)
+        try:
+            if folder:
                 registry.rewrite(self, folder)
-            except BaseException:
-                self._payload = old
-                raise
+            elif home is not None and id(home) not in DEFERRED:
+                home._save()
+        except BaseException:
+            self._payload = old
+            raise
 
     def _as_value(self) -> Any:
         return self._payload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from tensordict_lite.kernel import DeviceLike
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.objects.column import ObjectRows
 from tensordict_lite.objects.data import (
+    DEFERRED,
     NonTensorData,
     NonTensorDataBase,
     copied,
@@ -249,8 +251,8 @@ class NonTensorStack(ObjectRows):
             raise EntryKindError("", self, value)
         if not is_non_tensor(value):
             value = self._like_rows(value, self._rows_size(index))
-        super()._set_index(index, value)
-        self._save()
+        with self._writing():
+            super()._set_index(index, value)
 
     def _rows_size(self, index: Any) -> torch.Size:
         size = index_batch_size(self._batch_size, index)
@@ -261,6 +263,20 @@ class NonTensorStack(ObjectRows):
             )
         return size
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Around writes into rows: the file of the memory-mapped stack that they belong to is rewritten once."""
+        home = self._saved_by()
+        if home is None or id(home) in DEFERRED:
+            yield
+            return
+        DEFERRED.add(id(home))
+        try:
+            yield
+        finally:
+            DEFERRED.discard(id(home))
+        home._save()
+
     def _save(self) -> None:
         """Rewrite the file of a memory-mapped stack."""
         folder = getattr(self, "_memmap_path", None)
@@ -268,8 +284,8 @@ class NonTensorStack(ObjectRows):
             registry.rewrite(self, folder)
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
-        super().update_(input_dict_or_td, clone, **kwargs)
-        self._save()
+        with self._writing():
+            super().update_(input_dict_or_td, clone, **kwargs)
         return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:

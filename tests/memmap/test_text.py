@@ -226,3 +226,34 @@ def test_json_of_too_many_levels_names_its_row():
     bad = Ragged._over("json", torch.cat([values[:end], deep]), torch.tensor([0, end, end + len(deep)]))
     with pytest.raises(DatasetError, match="row 1 is not JSON"):
         bad[1]
+
+
+PARTS = {
+    "slice": lambda data: [data[:3]],
+    "split": lambda data: data.split(2),
+    "rows": lambda data: list(data),
+    "unbind": lambda data: data.unbind(0),
+    "reshape": lambda data: [data.reshape(2, 3)[0]],
+    "unsqueeze": lambda data: [data.unsqueeze(0)],
+    "shallow copy": lambda data: [data.clone(False)],
+    "narrow": lambda data: [data.narrow(0, 1, 2)],
+    "rows read before": lambda data: (list(data), [data])[1],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", ["list", "ragged", "json"])
+def test_text_that_is_written_through_a_view_is_in_the_file(kind, part, tmp_path):
+    texts = [{"n": n} for n in range(6)] if kind == "json" else [f"row {n}" for n in range(6)]
+    column = {"list": list, "ragged": Ragged.from_list, "json": Ragged.from_objects}[kind](texts)
+    data = TensorDict({"x": torch.arange(6), "s": column, "in": TensorDict({"s": list(texts)}, [6])}, [6]).memmap(
+        tmp_path
+    )
+    new = {"n": 9} if kind == "json" else "new"
+    row = TensorDict({"x": torch.tensor(9)}, []).set_non_tensor("s", new).set_non_tensor(("in", "s"), new)
+    for one in PARTS[part](data):
+        one.update_(row.expand(one.batch_size).clone())
+    for found in (data, TensorDict.load_memmap(tmp_path)):
+        for key in ("s", ("in", "s")):
+            assert [value == new for value in found.get(key).tolist()] == (found["x"] == 9).tolist()
+        assert (found["x"] == 9).any()
