@@ -41,7 +41,7 @@ from tdmap.datasets.columns import chosen, columns_in, joined, kinds_in, require
 from tdmap.datasets.extras import opened, require_columns, require_file
 from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_bytes
 from tdmap.datasets.parquet import parquet_batches, read_parquet
-from tdmap.datasets.tar import read_tar, write_tar
+from tdmap.datasets.tar import read_tar
 from tdmap.datasets.textfiles.blocks import CODECS, codec_of
 from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
 from tdmap.datasets.textfiles.ranges import NotAlone, can_be_cut, read_ranges
@@ -122,8 +122,8 @@ def read(
             files; each may be a URL that fsspec supports. Names that begin with a dot or `_` are left out. Folders
             `key=value` below a folder or a pattern become a column.
         out: folder for the dataset. None reads into memory.
-        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`, `"hdf5"`, `"zarr"`,
-            `"tar"`. Default: by the ending of the name.
+        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`,
+            `"hdf5"`, `"zarr"`, `"tar"`. Default: by the ending of the name.
         columns: only these. Default: all.
         nulls: `"raise"`, or `"mask"`: nulls become zeros or empty rows, and each column `x` gets a bool column
             `x.valid`.
@@ -270,7 +270,7 @@ def write(
         ImportError: a package is missing; says what to install.
         KeyError: unknown column; lists the columns.
         TypeError: the format does not support a column; names it.
-        ValueError: the format is unknown or has no nulls, or `data` has no columns.
+        ValueError: the format is unknown, only read (`"tar"`) or has no nulls, or `data` has no columns.
 
     Example:
         >>> import torch
@@ -369,7 +369,7 @@ def convert(
         The number of rows written.
 
     Raises:
-        ValueError: the ending of `target` is nearly that of a format.
+        ValueError: the ending of `target` is nearly that of a format, or the format is only read.
     """
     place = local_path(target)
     if isinstance(source, (str, os.PathLike)):
@@ -773,6 +773,13 @@ def _write_json(path: str, parts: Iterator[Any]) -> None:
             file.write(text_bytes(lines))
 
 
+def _write_tar(path: str, parts: Iterator[Any]) -> None:
+    raise ValueError(
+        f"{path}: tdmap reads tar files and does not write them: write Parquet, or pack the samples with TarWriter of "
+        "the webdataset package."
+    )
+
+
 FORMATS: dict[str, Format] = {
     "parquet": Format((".parquet", ".pq"), parquet_batches, _write_parquet, part_to_arrow),
     "arrow": Format((".arrow", ".feather", ".ipc"), _arrow_batches, _write_arrow, part_to_arrow),
@@ -796,9 +803,5 @@ FORMATS: dict[str, Format] = {
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5", ".nc", ".nc4", ".netcdf"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),
-    "tar": Format(
-        (".tar", ".tar.gz", ".tgz"),
-        lambda path, columns: read_tar(path, columns, opened),
-        lambda path, parts: write_tar(path, parts, opened),
-    ),
+    "tar": Format((".tar", ".tar.gz", ".tgz"), lambda path, columns: read_tar(path, columns, opened), _write_tar),
 }

@@ -25,17 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tdmap.data.objects import objects_of
-from tdmap.datasets.arrays import numpy_of
 from tdmap.datasets.arrow import BATCH_ROWS, Part
-from tdmap.datasets.columns import columns_in, joined
 from tdmap.tuning import current
 from tensordict_lite import Ragged
 
 KEY = "__key__"
 NUMBERS, TEXTS = ("cls", "id"), ("txt", "text", "json", "caption")
 Open = Callable[[str, str], AbstractContextManager[Any]]
-"""Opens a path for reading or writing bytes."""
+"""Opens a path for reading bytes."""
 
 
 def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generator[Any, None, None]:
@@ -189,110 +186,3 @@ _READERS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(TEXTS, bytes.decode),
     "npy": _array,
 }
-
-
-def write_tar(path: str, parts: Iterator[Any], opened: Open) -> None:
-    """Write parts of a dataset as samples.
-
-    Strings and bytes become files that end in the name of their column, strings with `.txt` unless their name says that
-    they are text; so do whole numbers, if that is `cls` or `id`. Other tensors become `.npy` files. Samples are called
-    as the column `__key__` says, or by their number.
-
-    Raises:
-        TypeError: a column has lists, or numbers that NumPy has not.
-        ValueError: names of samples or columns, or values, would be others when they are read; names them.
-    """
-    row, last = 0, None
-    with opened(path, "wb") as target, tarfile.open(fileobj=target, mode="w|") as archive:
-        for rows in parts:
-            part = {joined(column): values for column, values in columns_in(rows).items()}
-            endings = _endings(part)
-            keys = _keys(part, len(rows), row, last)
-            values = {name: c.unbind(0) if isinstance(c, Tensor) else objects_of(c) for name, c in part.items()}
-            for number, key in enumerate(keys):
-                for name, ending in endings.items():
-                    content = _content(name, ending, values[name][number], row + number)
-                    member = tarfile.TarInfo(f"{key}.{ending}")
-                    member.size = len(content)
-                    archive.addfile(member, io.BytesIO(content))
-                    archive.members.clear()  # type: ignore[attr-defined]  # it keeps all
-            row, last = row + len(rows), keys[-1] if keys else last
-
-
-def _keys(part: dict[str, Any], rows: int, row: int, last: str | None) -> list[str]:
-    """The names of the samples of a part that begins with a row, behind a sample of another name."""
-    if KEY not in part:
-        return [f"{row + n:09d}" for n in range(rows)]
-    column = part[KEY]
-    if isinstance(column, Ragged) and column.kind != "str":
-        raise TypeError(f"the column {KEY!r} holds {column.kind}, and samples are called by text: convert it before.")
-    keys = [str(key) for key in column.tolist()]
-    for number, key in enumerate(keys):
-        if "." in key.rpartition("/")[2]:
-            raise ValueError(f"{KEY} {key!r} of row {row + number} has a dot, where the name of a column begins.")
-        if key == last:
-            raise ValueError(f"the rows {row + number - 1} and {row + number} have one {KEY}, {key!r}: one sample.")
-        _require_name(f"{KEY} {key!r} of row {row + number}", key)
-        last = key
-    return keys
-
-
-def _require_name(what: str, text: str) -> None:
-    if "\0" in text or not text.isascii() and text.encode("utf-8", "replace").decode() != text:
-        raise ValueError(f"{what} has a character that file names cannot have: rename it first.")
-
-
-def _endings(part: dict[str, Any]) -> dict[str, str]:
-    """What the files of each column end in.
-
-    Raises:
-        ValueError: a column would have another name or kind when it is read, or the name of another one.
-    """
-    endings: dict[str, str] = {}
-    for name in part:
-        if name == KEY:
-            continue
-        column, last = part[name], name.rpartition(".")[2]
-        kind = column.kind if isinstance(column, Ragged) else "numbers"
-        if "/" in name:
-            raise ValueError(f"the column {name!r} has a slash, which would make a folder: rename it first.")
-        if name != name.lower():
-            raise ValueError(
-                f"the column {name!r} has upper case, and endings are read in lower case: rename it before."
-            )
-        if kind == "tensor":
-            raise TypeError(f"the rows of {name!r} have different lengths, which no array has: pad them before.")
-        if not name or kind == "bytes" and last in _READERS:
-            raise ValueError(f"the column {name!r} holds {kind}, and files that end so are read otherwise: rename it.")
-        _require_name(f"the column {name!r}", name)
-        if kind == "str":
-            ending = name if last in TEXTS else f"{name}.txt"
-        elif isinstance(column, Tensor) and last in NUMBERS and column.dim() == 1 and column.dtype in _WHOLE:
-            ending = name
-        else:
-            ending = name if kind == "bytes" or last == "npy" else f"{name}.npy"
-        if ending in endings.values():
-            raise ValueError(f"two columns would be files that end in {ending!r}: rename {name!r}.")
-        endings[name] = ending
-    if not endings:
-        raise ValueError(f"the data need a column besides {KEY!r}, or samples would have no files.")
-    return endings
-
-
-_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
-
-
-def _content(name: str, ending: str, value: Any, row: int) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        if isinstance(value, str):
-            return value.encode()
-        array = numpy_of(name, value)
-        if ending.rpartition(".")[2] in NUMBERS:
-            return str(_whole_number(array)).encode()
-    except ValueError as error:
-        raise ValueError(f"row {row} of the column {name!r} cannot be a file: {error}.") from None
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()

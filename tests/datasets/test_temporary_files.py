@@ -21,7 +21,7 @@ from tensordict_lite import TensorDict
 from tests.datasets.listing import listed
 from tests.processes import in_child, kill_at, meanwhile
 
-ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "parquet", "arrow", "npz", "npy", "tar", "h5", "zarr"]
+ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "parquet", "arrow", "npz", "npy", "h5", "zarr"]
 NEEDS = {"h5": "h5py", "zarr": "zarr"}
 
 
@@ -31,10 +31,10 @@ def table(value: int, ending: str, rows: int = 500) -> TensorDict:
 
 
 def values_in(path: Path) -> set[int]:
-    """The numbers in all columns of a file of 500 rows; a tar has names of rows as well."""
+    """The numbers in all columns of a file of 500 rows."""
     found = read(path)
     assert len(found) == 500
-    return {value for column in listed(found).values() for value in column if isinstance(value, int)}
+    return {value for column in listed(found).values() for value in column}
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

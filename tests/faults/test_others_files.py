@@ -261,7 +261,7 @@ def unpack(out: Path) -> None:
 
 FILES: dict[str, Writer] = {
     f"write {ending}": lambda out, ending=ending: write(table().select("x", "g"), out.with_name(f"out.{ending}"))
-    for ending in ("csv", "jsonl", "parquet", "arrow", "npz", "h5", "zarr", "tar")
+    for ending in ("csv", "jsonl", "parquet", "arrow", "npz", "h5", "zarr")
 }
 KILLED: dict[str, Writer] = {
     **{name: lambda out, run=run: run(out, overwrite=True, num_workers=0) for name, run in FOLDERS.items()},
