@@ -43,7 +43,7 @@ from tdmap.datasets.jsontext import join_fields, joined_texts, json_texts, text_
 from tdmap.datasets.parquet import parquet_batches, read_parquet
 from tdmap.datasets.tar import read_tar
 from tdmap.datasets.textfiles.blocks import CODECS, codec_of
-from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonLines
+from tdmap.datasets.textfiles.dialects import Csv, Dialect, JsonArray, JsonLines
 from tdmap.datasets.textfiles.ranges import NotAlone, can_be_cut, read_ranges
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile, add_note
@@ -122,7 +122,7 @@ def read(
             files; each may be a URL that fsspec supports. Names that begin with a dot or `_` are left out. Folders
             `key=value` below a folder or a pattern become a column.
         out: folder for the dataset. None reads into memory.
-        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"numpy"`,
+        format: `"parquet"`, `"arrow"`, `"csv"`, `"tsv"`, `"jsonl"`, `"json"` (an array of objects), `"numpy"`,
             `"hdf5"`, `"zarr"`, `"tar"`. Default: by the ending of the name.
         columns: only these. Default: all.
         nulls: `"raise"`, or `"mask"`: nulls become zeros or empty rows, and each column `x` gets a bool column
@@ -503,8 +503,8 @@ def _is_folder(path: str) -> bool:
 
 
 def _tables_in(folder: str) -> list[str]:
-    """The files of tables in a folder, and in the folders `key=value` below it."""
-    suffixes = tuple(suffix for form in FORMATS.values() for suffix in form.suffixes)
+    """The files of tables in a folder, and in the folders `key=value` below it; `.json` is mostly metadata there."""
+    suffixes = tuple(suffix for name, form in FORMATS.items() if name != "json" for suffix in form.suffixes)
     found = []
     for name, path, is_folder in sorted(_listing(folder)):
         if _is_hidden(name):
@@ -773,6 +773,14 @@ def _write_json(path: str, parts: Iterator[Any]) -> None:
             file.write(text_bytes(lines))
 
 
+def _write_array(path: str, parts: Iterator[Any]) -> None:
+    with _text_file(path) as file:
+        for number, lines in enumerate(parts):
+            file.write(b",\n" if number else b"[")
+            file.write(bytes(text_bytes(lines)).rstrip(b"\n").replace(b"\n", b",\n"))
+        file.write(b"]\n")
+
+
 def _write_tar(path: str, parts: Iterator[Any]) -> None:
     raise ValueError(
         f"{path}: tdmap reads tar files and does not write them: write Parquet, or pack the samples with TarWriter of "
@@ -799,6 +807,9 @@ FORMATS: dict[str, Format] = {
         _write_json,
         _json_lines,
         lambda path, columns, nulls: JsonLines(path, columns),
+    ),
+    "json": Format(
+        _text_suffixes(".json"), None, _write_array, _json_lines, lambda path, columns, nulls: JsonArray(path, columns)
     ),
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5", ".nc", ".nc4", ".netcdf"), read_hdf5, write_hdf5),

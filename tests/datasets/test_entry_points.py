@@ -45,7 +45,7 @@ def test_what_pandas_lacks_is_a_null(values: Any) -> None:
     assert from_pandas(frame, nulls="mask")["x.valid"].tolist() == [True, False]
 
 
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "tsv", "jsonl", "npz", "h5", "zarr"])
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "csv", "tsv", "jsonl", "json", "npz", "h5", "zarr"])
 def test_special_numbers_survive_every_format(tmp_path: Path, ending: str) -> None:
     pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
     path = tmp_path / f"x.{ending}"

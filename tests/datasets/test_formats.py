@@ -97,7 +97,7 @@ def test_parquet_of_every_type_is_read_by_workers(tmp_path: Path, workers: int) 
     check(read(tmp_path / "part-1.parquet"), table())
 
 
-ENDINGS = ["parquet", "arrow", "csv", "tsv", "jsonl", "npz", "h5", "zarr"]
+ENDINGS = ["parquet", "arrow", "csv", "tsv", "jsonl", "json", "npz", "h5", "zarr"]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -278,7 +278,7 @@ def test_masks_are_nulls_again(tmp_path: Path) -> None:
 
 def test_formats_and_masks_without_nulls_say_so(tmp_path: Path) -> None:
     data = from_arrow(pa.table({"i": [1, None]}), nulls="mask")
-    with pytest.raises(ValueError, match="numpy has no nulls, as parquet, arrow, csv, tsv, jsonl have"):
+    with pytest.raises(ValueError, match="numpy has no nulls, as parquet, arrow, csv, tsv, jsonl, json have"):
         write(data, tmp_path / "x.npz", nulls="mask")
     with pytest.raises(ValueError, match="'i.valid' must hold one bool per row: False where 'i' is null"):
         write({"i": torch.zeros(2), "i.valid": torch.zeros(2)}, tmp_path / "x.parquet", nulls="mask")
@@ -416,7 +416,7 @@ read({str(tmp_path / "x.parquet")!r}, {str(tmp_path / "out")!r}, resume=True, nu
     assert kills == 1
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather", "x.npz", "x.npy", "x.jsonl", "x.h5", "x.tar"])
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather", "x.npz", "x.npy", "x.json", "x.h5", "x.tar"])
 @pytest.mark.parametrize("content", [b"", b"no such file, I am afraid"])
 def test_errors_of_damaged_files_name_them(tmp_path: Path, name: str, content: bytes) -> None:
     if name == "x.h5":

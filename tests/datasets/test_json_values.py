@@ -90,12 +90,12 @@ def test_what_json_has_not_is_told(values: str) -> None:
         from_arrow(pa.table({"x": column}))
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "parquet", "arrow", "csv", "npz", "h5", "zarr"])
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "json", "parquet", "arrow", "csv", "npz", "h5", "zarr"])
 @pytest.mark.parametrize("by", ["write", "convert"])
 def test_columns_keep_their_order_and_their_nulls(ending: str, by: str, tmp_path: Path) -> None:
     """JSON values too, beside other columns and within a nested one, as far as a format has them."""
     pytest.importorskip({"h5": "h5py", "zarr": "zarr"}.get(ending, "pyarrow"))
-    objects = ending.startswith(("parquet", "arrow"))
+    objects = ending.startswith(("json", "parquet", "arrow"))
     columns: dict[str, Any] = {"z": torch.arange(3)}
     if objects:
         columns["chat"] = Ragged.from_objects([[{"r": "a"}], None, [{"r": "\u00e9"}]])

@@ -21,7 +21,7 @@ from tensordict_lite import TensorDict
 from tests.datasets.listing import listed
 from tests.processes import in_child, kill_at, meanwhile
 
-ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "parquet", "arrow", "npz", "npy", "h5", "zarr"]
+ENDINGS = ["csv", "csv.gz", "tsv", "jsonl", "json", "parquet", "arrow", "npz", "npy", "h5", "zarr"]
 NEEDS = {"h5": "h5py", "zarr": "zarr"}
 
 

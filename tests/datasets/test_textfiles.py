@@ -252,7 +252,7 @@ def test_types_that_have_no_place_are_told(tmp_path: Path) -> None:
     for name in ("x.csv", "x.jsonl"):
         with pytest.raises(ValueError, match=f"{name} has no column 'w'. Columns: 'v'"):
             read(tmp_path / name, types={"w": torch.int64})
-    with pytest.raises(ValueError, match="types= applies to columns of csv, tsv, jsonl: files of parquet store"):
+    with pytest.raises(ValueError, match="types= applies to columns of csv, tsv, jsonl, json: files of parquet store"):
         read(tmp_path / "x.parquet", types={"v": torch.int64})
 
 

@@ -39,8 +39,8 @@ def convert_command(
 ) -> None:
     """Convert files of another tool to a dataset, or a dataset to a file, by the endings of their names.
 
-    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .npz, .npy and, of SRC, .tar; a name
-    without an ending is a dataset. Formats are parquet, arrow, csv, tsv, jsonl, numpy and, of SRC, tar.
+    Endings are .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .json (an array), .npz, .npy and, of SRC, .tar; a name
+    without an ending is a dataset. Formats are parquet, arrow, csv, tsv, jsonl, json, numpy and, of SRC, tar.
     """
     from tdmap.datasets import SkippedLine, SkippedLines, convert
 

@@ -432,3 +432,24 @@ class JsonLines:
         table = parsed(block, types, unexpected, self._threads)
         self._rows = table.num_rows
         return table
+
+
+class JsonArray(JsonLines):
+    """An array of objects, which is one block. Arguments as `JsonLines`."""
+
+    def cut(self, data: bytes) -> int:
+        return 0  # until the end of the file
+
+    def begin(self, block: bytes) -> bytes:
+        """The objects, one a line.
+
+        Raises:
+            ValueError: the file is no array of objects.
+        """
+        try:
+            rows = json.loads(block)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{error}. An object a line is format='jsonl'.") from None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("it is not an array of objects: convert it with json and TensorDict.from_dict.")
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
