@@ -20,8 +20,8 @@ try:
     from torch.serialization import add_safe_globals as _add_safe_globals
 
     from tensordict_lite import kernel as _kernel
+    from tensordict_lite.api.tables import from_arrow, to_arrow
     from tensordict_lite.base import KEY_SEPARATOR, TensorCollection, TensorDictBase, is_tensor_collection
-    from tensordict_lite.building.arrow import from_arrow, to_arrow
     from tensordict_lite.building.batches import collate, merge_tensordicts
     from tensordict_lite.building.builders import (
         from_any,

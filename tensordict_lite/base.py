@@ -11,6 +11,7 @@ from tensordict_lite.api.distributed import DistributedOps
 from tensordict_lite.api.engine import EngineOps
 from tensordict_lite.api.modules import ModuleOps
 from tensordict_lite.api.storage import StorageOps
+from tensordict_lite.api.tables import TableOps
 from tensordict_lite.keys import KEY_SEPARATOR
 from tensordict_lite.ops.cast import CastOps
 from tensordict_lite.ops.keys import KeyOps
@@ -34,6 +35,7 @@ class TensorCollection(
     ReductionOps,
     CastOps,
     ConvertOps,
+    TableOps,
     StorageOps,
     ModuleOps,
     DistributedOps,

@@ -42,7 +42,6 @@ from tdmap.datasets.columns import (
 from tdmap.datasets.jsontext import DEEPEST, decoded, json_texts, json_values, wide
 from tdmap.process_state import on_host
 from tensordict_lite import Ragged, TensorDict
-from tensordict_lite.building.arrow import numbers_of
 from tensordict_lite.packages import compute, pyarrow
 
 if TYPE_CHECKING:
@@ -320,6 +319,13 @@ def value_of(pa: ModuleType, array: pa.Array) -> Any:
         if is_kind(types, kind):
             return _bytes(pa, array, name)
     raise TypeError(_no_place(kind))
+
+
+def numbers_of(array: pa.Array) -> Tensor:
+    """The memory of an array of numbers without nulls."""
+    if not len(array):
+        return torch.from_numpy(np.empty(0, array.type.to_pandas_dtype()))
+    return torch.utils.dlpack.from_dlpack(array)
 
 
 def _no_place(kind: pa.DataType) -> str:

@@ -36,23 +36,32 @@ CHUNK_ROWS = 1024
 def from_arrow(
     table: pa.Table, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
-    """Convert an Arrow table or record batch. Numbers and text share its memory.
+    """Convert an Arrow table. Numbers and text share its memory, unless Arrow marks some of it as immutable.
 
     Args:
-        table: the table.
+        table: a `pyarrow.Table` or `RecordBatch`, or another argument of `pyarrow.table`.
         out: folder for a memory-mapped copy.
         nulls: `"raise"` or `"mask"`, as `tdmap.datasets.read`.
         overwrite: replace the dataset in the folder when the new one is complete.
     """
-    store, rows = destination(out, overwrite), rows_of(table, nulls)
-    return rows if store is None else store.save(rows)
+    pa, store = pyarrow(), destination(out, overwrite)
+    if not isinstance(table, (pa.Table, pa.RecordBatch)):
+        table = pa.table(table)
+    rows = rows_of(table, nulls)
+    chunks = (chunk for column in table.columns for chunk in getattr(column, "chunks", [column]))
+    if store is not None:
+        rows = store.save(rows)
+    # A write into the memory of a mapped file ends the process; one into a Polars frame changes it.
+    elif not all(buffer is None or buffer.is_mutable for chunk in chunks for buffer in chunk.buffers()):
+        rows = rows.clone()
+    return rows
 
 
 @on_host
 def from_pandas(
     frame: Any, out: str | os.PathLike[str] | None = None, *, nulls: str = "raise", overwrite: bool = False
 ) -> TensorDict:
-    """Convert a pandas data frame without its index. Arguments as `from_arrow`.
+    """Convert a pandas data frame without its index; copies it. Arguments as `from_arrow`.
 
     NaN in a column of NumPy floats is a number, not a null. Nulls are None, `NaT`, and `NA` of pandas dtypes.
 
@@ -78,7 +87,8 @@ def from_pandas(
         values = frame.iloc[:, number]
         if isinstance(values.dtype, np.dtype) and values.dtype.kind == "f" and table.column(number).null_count:
             table = table.set_column(number, table.field(number), pa.array(values.to_numpy(), from_pandas=False))
-    return from_arrow(table, out, nulls=nulls, overwrite=overwrite)
+    made = from_arrow(table, out, nulls=nulls, overwrite=overwrite)
+    return made if out is not None else made.clone()
 
 
 def _named(pa: Any, frame: Any, error: Exception) -> ValueError:
@@ -209,7 +219,8 @@ def from_huggingface(
         return from_arrow(arrow.features.arrow_schema.empty_table(), out, nulls=nulls, overwrite=overwrite)
     if store is None:
         starts = range(0, len(arrow), CHUNK_ROWS)
-        return concatenated([rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts])
+        parts = [rows_of(arrow[start : start + CHUNK_ROWS], nulls, start) for start in starts]
+        return concatenated(parts) if len(parts) > 1 else parts[0].clone()  # not a mapped file
     index = TensorDict({"row": torch.arange(len(arrow))}, [len(arrow)])
     fn = ReadArrow(arrow, nulls)
     made: TensorDict = flat_map(index, fn, out=out, chunksize=CHUNK_ROWS, overwrite=overwrite, resume=resume, **options)

@@ -1,4 +1,4 @@
-"""Collections from other values and as other values: dicts, lists, numpy, pandas, pytrees, files, text."""
+"""Collections from other values and as other values: dicts, lists, numpy, pytrees, HDF5 and Zarr files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite import packages, registry
+from tensordict_lite import registry
 from tensordict_lite.arrays import tensor_of
-from tensordict_lite.building import frames
 from tensordict_lite.building.builders import (
     build,
     from_any,
@@ -28,7 +27,7 @@ from tensordict_lite.building.builders import (
 )
 from tensordict_lite.hooks import pytree
 from tensordict_lite.hooks.pytree import resized
-from tensordict_lite.kernel import DeviceLike, Kernel
+from tensordict_lite.kernel import Kernel
 from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.ops.arrow_types import set_types, types_of
 from tensordict_lite.settings import MISSING
@@ -772,124 +771,6 @@ class ConvertOps(Kernel):
         new = self._rebuild(out, torch.Size(size), None)
         new._device = None if target is None else torch.device(target)
         return new
-
-    # -- data frames, and the files that pandas reads and writes ------------------------------------------------------
-
-    @classmethod
-    def from_pandas(
-        cls,
-        dataframe: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: DeviceLike | None = None,
-        batch_size: Sequence[int] | None = None,
-        separator: str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """An entry for each column of a data frame.
-
-        Numbers and bools become tensors, categories their codes, timestamps int64 nanoseconds, and other values one
-        object per row.
-
-        Args:
-            dataframe: the data frame; its index is dropped.
-            auto_batch_size, batch_dims, device: as :meth:`from_dict`.
-            batch_size: default: ``[rows]``.
-            separator: split column names there into nested keys.
-            dtype: cast numbers and bools to it.
-
-        Raises:
-            ValueError: two columns have the same key, or a timestamp does not fit int64 nanoseconds.
-            TypeError: torch has no dtype for a column; names the column.
-
-        Example:
-            >>> import pandas
-            >>> TensorDict.from_pandas(pandas.DataFrame({"a.x": [1, 2], "b": ["u", "v"]}), separator=".")["a", "x"]
-            tensor([1, 2])
-        """
-        entries: dict[Any, Any] = {}
-        for name, column in dataframe.items():
-            path = str(name).split(separator) if separator is not None else [str(name)]
-            inner = entries
-            for part in path[:-1]:
-                inner = inner.setdefault(part, {})
-                if not isinstance(inner, dict):
-                    raise ValueError(f"the column {name!r} is nested in another column: {part!r} is one.")
-            if path[-1] in inner:
-                raise ValueError(f"two columns would be the entry {'.'.join(path)!r}: rename one of them first.")
-            inner[path[-1]] = frames.entry_of(name, column, dtype)
-        if batch_size is None and not auto_batch_size:
-            batch_size = [len(dataframe)]
-        made: Any = cls
-        return made.from_dict(
-            entries, auto_batch_size=auto_batch_size, batch_dims=batch_dims, device=device, batch_size=batch_size
-        )
-
-    def to_pandas(self, *, separator: str | None = None) -> Any:
-        """A data frame with the rows of the collection and a column for each entry.
-
-        Args:
-            separator: joins nested keys.
-
-        Raises:
-            ValueError: a tensor has more than one dimension, there are nested entries and no separator, or two entries
-                have the same column name.
-            TypeError: NumPy has no dtype for an entry; names the entry.
-
-        Example:
-            >>> TensorDict({"a": torch.arange(2), "s": ["x", "y"]}, [2]).to_pandas().to_dict("list")
-            {'a': [0, 1], 's': ['x', 'y']}
-        """
-        pandas = packages.pandas()
-        data: Any = self
-        if len(data.batch_size) != 1:
-            raise ValueError(f"a data frame has rows: batch size [n] is needed, got {list(data.batch_size)}.")
-        found = frames.columns_of(data, separator, ())
-        columns = dict(found)
-        if len(columns) < len(found):
-            names = [name for name, _ in found]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two entries would be the column {twice!r}: pass another separator, or rename one first.")
-        return pandas.DataFrame(columns, index=range(int(data.batch_size[0])))
-
-    @classmethod
-    def from_parquet(
-        cls, path: str | os.PathLike[str], *, columns: Sequence[str] | None = None, **options: Any
-    ) -> Self:
-        """The columns of a Parquet file; ``options`` are those of :meth:`from_pandas` and ``pandas.read_parquet``."""
-        own, others = frames.split_options(options)
-        wanted = None if columns is None else list(columns)
-        return cls.from_pandas(frames.read("parquet", path, columns=wanted, **others), **own)
-
-    def to_parquet(self, path: str | os.PathLike[str], *, separator: str | None = None, **options: Any) -> None:
-        """Write a Parquet file; see :meth:`to_pandas`, and for ``options`` ``pandas.DataFrame.to_parquet``."""
-        self.to_pandas(separator=separator).to_parquet(path, **{"index": False, **options})
-
-    @classmethod
-    def from_csv(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """The columns of a CSV file; ``options`` are those of :meth:`from_pandas` and ``pandas.read_csv``."""
-        own, others = frames.split_options(options)
-        return cls.from_pandas(frames.read("csv", path, **others), **own)
-
-    def to_csv(self, path: str | os.PathLike[str], *, separator: str | None = None, **options: Any) -> None:
-        """Write a CSV file; see :meth:`to_pandas`, and for ``options`` ``pandas.DataFrame.to_csv``."""
-        self.to_pandas(separator=separator).to_csv(path, **{"index": False, **options})
-
-    @classmethod
-    def from_json(cls, path: str | os.PathLike[str], *, lines: bool = False, **options: Any) -> Self:
-        """The records of a JSON file: an array of them, or with ``lines`` one a line.
-
-        ``options`` are those of :meth:`from_pandas` and ``pandas.read_json``.
-        """
-        own, others = frames.split_options(options)
-        return cls.from_pandas(frames.read("json", path, lines=lines, **{"orient": "records", **others}), **own)
-
-    def to_json(
-        self, path: str | os.PathLike[str], *, separator: str | None = None, lines: bool = False, **options: Any
-    ) -> None:
-        """Write a JSON file of records; see :meth:`to_pandas`, and for ``options`` ``pandas.DataFrame.to_json``."""
-        self.to_pandas(separator=separator).to_json(path, lines=lines, **{"orient": "records", **options})
 
     @property
     def arrow_types(self) -> dict[Any, str]:

@@ -8,8 +8,9 @@
 ``values.py``       arithmetic, comparisons, clamp, fill_, apply, named_apply
 ``reduce.py``       sum, mean, all, any, min, max, cummin
 ``cast.py``         clone, to, float, contiguous, share_memory_, pin_memory, detach, grad, backward
-``../api/``         convert (from_dict, to_dict, numpy, to_pandas, new_zeros), storage (memmap, consolidate),
-                    modules (from_module, to_module, state_dict), distributed (send, all_gather), engine (map)
+``../api/``         convert (from_dict, to_dict, numpy, new_zeros), tables (from_pandas, to_csv, from_arrow),
+                    storage (memmap, consolidate), modules (from_module, to_module, state_dict),
+                    distributed (send, all_gather), engine (map)
 ==================  =====================================================================================
 
 The other files hold functions: ``generated.py`` the tables of pointwise methods, ``comparison.py``, ``operands.py``

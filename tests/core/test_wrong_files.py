@@ -16,9 +16,9 @@ from tensordict_lite import TensorDict, to_safetensors
 FORMATS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any], str, str]] = {
     "h5": (lambda data, path: data.to_h5(path).close(), lib.from_h5, "h5py", "HDF5 file"),
     "zarr": (lambda data, path: data.to_zarr(path), lib.from_zarr, "zarr", "Zarr store|the array .* is damaged"),
-    "parquet": (lambda data, path: data.to_parquet(path), lib.from_parquet, "pyarrow", "a Parquet file"),
-    "csv": (lambda data, path: data.to_csv(path), lib.from_csv, "pandas", "rows of CSV"),
-    "json": (lambda data, path: data.to_json(path), lib.from_json, "pandas", "JSON records"),
+    "parquet": (lambda data, path: data.to_parquet(path), lib.from_parquet, "pyarrow", "Parquet|known format"),
+    "csv": (lambda data, path: data.to_csv(path), lib.from_csv, "pyarrow", "as csv|known format|row 1|has no rows"),
+    "json": (lambda data, path: data.to_json(path), lib.from_json, "pyarrow", "as json|known format|has no rows"),
     "consolidated": (lambda data, path: data.consolidate(path), lib.from_consolidated, "torch", "file"),
     "safetensors": (lambda data, path: to_safetensors(data, path), lib.from_safetensors, "safetensors", "safetensors"),
     "folder": (lambda data, path: data.memmap(path), lib.load_memmap, "torch", "dataset|is truncated"),
@@ -52,9 +52,6 @@ def test_the_error_names_the_file_and_what_was_expected(form: str, fault: str, t
     write(data, path)
     assert torch.equal(read(path)["a"], data["a"])
     FAULTS[fault](path)
-    if (form, fault) == ("csv", "cut"):
-        assert len(read(path)) < 300  # a line may end anywhere
-        return
     with pytest.raises((OSError, ValueError, RuntimeError)) as caught:
         [value.sum() for value in read(path).values()]
     said = str(caught.value)
