@@ -15,7 +15,7 @@ from tdmap.data.schema import Schema, take_apart
 from tdmap.datasets.arrow import BATCH_ROWS, chosen_fields, empty_table, naming, rows_of, with_values
 from tdmap.datasets.columns import kinds_in, require_same
 from tdmap.datasets.extras import opened, require_columns
-from tdmap.errors import add_note
+from tdmap.errors import ResumeMismatch, add_note
 from tdmap.output.append import append_known
 from tdmap.output.outputfolder import OutputFolder
 from tdmap.run.context import Context
@@ -24,6 +24,12 @@ from tdmap.run.options import MapOptions
 from tensordict_lite import TensorDict
 from tensordict_lite.packages import need, pyarrow
 from tensordict_lite.paths import is_url
+
+OF_FILE = "the file "
+"""Begins the name of a part of the identity, and so the sentence about a change."""
+
+ORDER = "fn: order of files"
+"""How a sentence about a change names this part."""
 
 DECODED_ROWS = 1 << 17
 """Rows of a row group that a worker holds at a time: for fewer, what is done once for each takes long."""
@@ -73,7 +79,17 @@ def read_parquet(
         return made
     index = TensorDict(dict(zip(("file", "group"), torch.tensor(numbers).T.contiguous())), [len(numbers)])
     fn = ReadGroup(files, values, columns, own, nulls)
-    made = read_groups(index, fn, take_apart(empty).schema, firsts, store, chunksize=1, resume=resume, **options)
+    try:
+        made = read_groups(index, fn, take_apart(empty).schema, firsts, store, chunksize=1, resume=resume, **options)
+    except ResumeMismatch as error:
+        if not any(line.startswith(OF_FILE) for line in error.changes):
+            raise
+        follows = ("the source's ", "the plan's ", "the argument firsts ")  # from changes of files
+        changes = [line for line in error.changes if not line.startswith(follows) and not line.endswith(f"in: {ORDER}")]
+        head, *_, advice = str(error).split("\n")
+        more = [f"  - and {len(changes) - 10:,} changes more"] if len(changes) > 10 else []
+        text = "\n".join([head, *(f"  - {line}" for line in changes[:10]), *more, advice])
+        raise ResumeMismatch(text, tuple(changes)) from None
     return made
 
 
@@ -147,9 +163,11 @@ class ReadGroup:
 
     def identity_parts(self) -> dict[str, str]:
         """What a resumed run must find unchanged."""
-        local = [os.stat(path) for path in self.files if not is_url(path)]
-        stats = [(info.st_size, info.st_mtime_ns) for info in local]
-        return {"files": repr((self.files, stats)), "columns": repr(self.columns), "nulls": self.nulls}
+        parts = {ORDER.removeprefix("fn: "): repr(self.files), "columns": repr(self.columns), "nulls": self.nulls}
+        for path in self.files:
+            info = None if is_url(path) else os.stat(path)
+            parts[OF_FILE + path] = f"{info.st_size:,} bytes, written at {info.st_mtime_ns}" if info else "there"
+        return parts
 
     def _groups(self, number: int) -> _Groups:
         if self._opened is None or self._opened[0] != number:

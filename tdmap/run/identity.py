@@ -132,10 +132,14 @@ def _other_call(old: dict[str, Any], new: dict[str, Any], parts: list[str]) -> l
     """How a call of an operation of several jobs differs."""
     if old["name"] != new["name"]:
         return [f"it was a call of {old['name']}, and is one of {new['name']}"]
-    plain = [part for part in parts if part.startswith("the ")]
     before, after = old["function"], new["function"]
-    found = [f"{part} was {before.get(part, 'absent')}, and is {after.get(part, 'absent')}" for part in plain]
-    others = [part for part in parts if part not in plain]
+    found, others = [], []
+    for part in parts:
+        name = part if part.startswith("the ") else part.partition(": ")[2]  # behind the name of the argument
+        if name.startswith("the "):
+            found.append(f"{name} was {before.get(part, 'absent')}, and is {after.get(part, 'absent')}")
+        else:
+            others.append(part)
     return found + ([f"the call of {new['name']} differs in: {', '.join(others)}"] if others else [])
 
 

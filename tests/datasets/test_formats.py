@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tdmap.datasets import (
 )  # fmt: skip
 from tdmap.datasets.arrow import _one
 from tdmap.datasets.jsontext import decoded
+from tdmap.errors import ResumeMismatch
 from tensordict_lite import Ragged, TensorDict
 from tests.datasets.killing import contents, kill_until_done
 from tests.datasets.listing import listed
@@ -427,6 +429,30 @@ def test_errors_of_damaged_files_name_them(tmp_path: Path, name: str, content: b
             read(tmp_path / name, out, num_workers=0)
         assert str(tmp_path / name) in str(caught.value) and isinstance(caught.value, ValueError)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", ["new", "gone", "changed", "order", "nulls"])
+def test_a_resumed_call_tells_which_files_differ(tmp_path: Path, change: str) -> None:
+    files = [str(tmp_path / f"{name}.parquet") for name in "abc"]
+    for name in files:
+        write({"x": torch.arange(3)}, name)
+    before, after = {"new": (files[:2], files), "gone": (files, files[:2]), "order": (files, files[::-1])}.get(
+        change, (files, files)
+    )
+    read(before, tmp_path / "out", resume=True, num_workers=0)
+    if change in ("changed", "nulls"):
+        write({"x": torch.arange(4)}, files[2])
+    with pytest.raises(ResumeMismatch) as caught:
+        read(after, tmp_path / "out", resume=True, num_workers=0, nulls="mask" if change == "nulls" else "raise")
+    size = r"\d+ bytes, written at \d{4}-\d\d-\d\d [\d:.]+"
+    was, then = ("absent" if change == "new" else size), ("absent" if change == "gone" else size)
+    told = caught.value.changes
+    if change == "order":
+        assert told == ("the call of read_groups(ReadGroup) differs in: fn: order of files",)
+    else:
+        assert len(told) == 1 + (change == "nulls")
+        assert re.fullmatch(rf"the file {files[2]} was {was}, and is {then}", told[-1 if change != "nulls" else 0])
+        assert f"  - {told[0]}\n" in str(caught.value) and (change != "nulls" or "fn: nulls" in str(told))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
