@@ -227,3 +227,11 @@ def test_a_file_that_is_no_array_of_objects_is_told(tmp_path: Path, content: byt
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=rf"x\.json.*{message}"):
         TensorDict.from_json(tmp_path / "x.json")
+
+
+def test_rows_of_a_hugging_face_dataset_on_disk_may_be_written(tmp_path: Path) -> None:
+    saved = pytest.importorskip("datasets")
+    saved.Dataset.from_dict({"x": [1, 2]}).save_to_disk(tmp_path)
+    found = datasets.from_huggingface(saved.load_from_disk(tmp_path))
+    found["x"].add_(1)  # into the mapped file, this would end the process
+    assert found["x"].tolist() == [2, 3]
