@@ -735,9 +735,9 @@ class Ragged(RaggedNumbers):
             yield from (batches[pick] for pick in picks)
             yield from batches[full:]
 
-    def tolist(self, **kwargs: Any) -> Any:
+    def tolist(self, *, convert_nodes: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """A list of strings, bytes, lists of numbers, or JSON values."""
-        rows = super().tolist(**kwargs)
+        rows = super().tolist()
         return [row.tolist() for row in rows] if self.column is not None and self.kind == "tensor" else rows
 
     def _as_value(self) -> Any:

@@ -22,7 +22,6 @@ from tensordict_lite.keys import (
 )
 from tensordict_lite.memmap import TensorDictFuture
 from tensordict_lite.objects.data import is_non_tensor
-from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.ops.shape import positive_dim
 from tensordict_lite.settings import (
     capture_non_tensor_stack,
@@ -42,7 +41,6 @@ __all__ = [
     "DeviceType",
     "IndexType",
     "KEY_SEPARATOR",
-    "LinkedList",
     "NestedKey",
     "TensorDictFuture",
     "assert_allclose_td",

@@ -28,7 +28,6 @@ from tensordict_lite.building.builders import (
 from tensordict_lite.hooks import pytree
 from tensordict_lite.hooks.pytree import resized
 from tensordict_lite.kernel import Kernel
-from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.ops.arrow_types import set_types, types_of
 from tensordict_lite.settings import MISSING
 
@@ -74,7 +73,7 @@ class ConvertOps(Kernel):
             elif tolist_first:
                 out[key] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             elif value._is_non_tensor:
-                out[key] = _unlinked(value._as_value())
+                out[key] = value._as_value()
                 if not retain_none and out[key] is None:
                     del out[key]
             else:
@@ -87,7 +86,6 @@ class ConvertOps(Kernel):
         convert_nodes: bool = True,
         convert_tensors: bool | Literal["numpy"] = False,
         tolist_first: bool = False,
-        as_linked_list: bool = False,
     ) -> Any:
         """The elements of the batch as nested lists of dicts, one level per batch dimension.
 
@@ -95,7 +93,6 @@ class ConvertOps(Kernel):
             convert_nodes: convert elements to dicts; ``False`` keeps them as collections.
             convert_tensors: as for :meth:`to_dict`.
             tolist_first: as for :meth:`to_dict`.
-            as_linked_list: return a list whose assignments write back into this collection.
 
         Raises:
             TypeError: ``convert_tensors`` with ``convert_nodes=False``.
@@ -112,11 +109,10 @@ class ConvertOps(Kernel):
             found = self.to_dict(retain_none=True, convert_tensors=convert_tensors, tolist_first=tolist_first)
             unset = self._none_fields() if hasattr(self, "_none_fields") else ()  # a tensorclass: its entries stay
             return {key: value for key, value in found.items() if key not in unset} if unset else found
-        rows = [
+        return [
             row.tolist(convert_nodes=convert_nodes, convert_tensors=convert_tensors, tolist_first=tolist_first)
             for row in self.unbind(0)
         ]
-        return LinkedList(rows, td=self) if as_linked_list else rows
 
     def numpy(self) -> Any:
         """The entries as a nested dict of numpy arrays that share the memory of the tensors.
@@ -132,7 +128,7 @@ class ConvertOps(Kernel):
             elif value._is_unbatched:
                 out[key] = value._plain().numpy()
             elif value._is_non_tensor:
-                held = _unlinked(value._as_value())
+                held = value._as_value()
                 if held is not None:
                     out[key] = held
             else:
@@ -158,7 +154,7 @@ class ConvertOps(Kernel):
             if isinstance(value, Tensor):
                 data[key] = value
             elif value._is_non_tensor:
-                data[key] = _unlinked(value._as_value())
+                data[key] = value._as_value()
             else:
                 data[key] = value._named(dest_cls)
         if dest_cls is not None:
@@ -809,11 +805,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
             memo[id(value)] = value.clone()
             memo.setdefault(id(memo), []).append(value)  # kept, as `copy` does: the id of a freed object may be reused
     return copy.deepcopy(value, memo)
-
-
-def _unlinked(held: Any) -> Any:
-    """Copies of the lists in an entry, so that changing the result does not change the collection."""
-    return held.tolist() if isinstance(held, LinkedList) else held
 
 
 def _plain_tensor(value: Tensor, convert: bool | str) -> Any:

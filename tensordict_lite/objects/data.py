@@ -109,7 +109,7 @@ class NonTensorDataBase(DenseCollection):
         """The object."""
         return self._payload
 
-    def tolist(self, **kwargs: Any) -> Any:
+    def tolist(self, *, convert_nodes: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """The object once per element, in nested lists of the shape of the batch."""
         return filled(self._payload, tuple(self._batch_size))
 

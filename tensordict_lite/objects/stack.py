@@ -31,7 +31,6 @@ from tensordict_lite.objects.data import (
     same_payload,
     spread,
 )
-from tensordict_lite.objects.linkedlist import LinkedList
 from tensordict_lite.objects.metadata import joined
 from tensordict_lite.ops.operands import check_out
 from tensordict_lite.ops.rows import check_gather_out, check_pad
@@ -162,9 +161,9 @@ class NonTensorStack(ObjectRows):
     def maybe_to_stack(self) -> Any:
         return self
 
-    def tolist(self, **kwargs: Any) -> Any:
+    def tolist(self, *, convert_nodes: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """The objects in nested lists of the shape of the batch."""
-        return _nested_payloads(self, kwargs.get("as_linked_list", False))
+        return _nested_payloads(self)
 
     def to_dict(self, **kwargs: Any) -> Any:
         return self.tolist()
@@ -173,7 +172,7 @@ class NonTensorStack(ObjectRows):
         return self.clone()
 
     def _as_value(self) -> Any:
-        return _nested_payloads(self, True)
+        return _nested_payloads(self)
 
     def is_empty(self) -> bool:
         return False
@@ -397,23 +396,14 @@ def rows_of(value: Any, size: torch.Size, device: Any) -> Any:
     return NonTensorData(value, batch_size=size, device=device)
 
 
-def _nested_payloads(data: Any, linked: bool) -> Any:
+def _nested_payloads(data: Any) -> Any:
     if isinstance(data, NonTensorDataBase):
-        return _repeated(data, linked)
-    alike = not data._stack_dim and (data.batch_dims == 1 or not (linked or -1 in data._batch_size))
+        return data.tolist()
+    alike = not data._stack_dim and (data.batch_dims == 1 or -1 not in data._batch_size)
     values = data._payloads() if alike else None
-    if values is None:  # each row has its own length and its own link
-        values = [_nested_payloads(row, linked) for row in data.unbind(0)]
-    elif data.batch_dims > 1:
-        values = [filled(value, tuple(data._batch_size[1:])) for value in values]
-    return LinkedList(values, td=data) if linked else values
-
-
-def _repeated(data: NonTensorDataBase, linked: bool) -> Any:
-    """The object once per element; a linked list of it rejects another object for one of them."""
-    if not linked or not data._batch_size:
-        return filled(data._payload, tuple(data._batch_size))
-    return LinkedList([_repeated(row, True) for row in data.unbind(0)], td=data)
+    if values is None:  # each row has its own length
+        return [_nested_payloads(row) for row in data.unbind(0)]
+    return [filled(value, tuple(data._batch_size[1:])) for value in values] if data.batch_dims > 1 else values
 
 
 def _flat(values: list[Any]) -> list[Any]:

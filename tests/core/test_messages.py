@@ -198,12 +198,12 @@ ERRORS = [
     ("TD({'m': MetaData[int](3)}, [2]).set_('m', 'y')", Exception, "Expected data of type|Failed to update"),
     ("tall['q'] = ['x', 'y', 'z']", RuntimeError, "a list with one value per member"),
     (
-        "x = lazy_stack([TD({'s': f't{n}'}, [n]) for n in (2, 3)]); x['s'][0] = 'new'",
+        "x = lazy_stack([TD({'s': f't{n}'}, [n]) for n in (2, 3)]); x.get('s')[0] = 'new'",
         ValueError,
         "different lengths.*of the member",
     ),
     (
-        "x = torch.stack([TD({'s': 'x'}, [3]), TD({'s': ['b', 'c', 'd']}, [3])]); x['s'][0][1] = 'Q'",
+        "x = torch.stack([TD({'s': 'x'}, [3]), TD({'s': ['b', 'c', 'd']}, [3])]); x.get('s')[0][1] = 'Q'",
         ValueError,
         r"maybe_to_stack\(\)",
     ),

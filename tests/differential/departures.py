@@ -45,6 +45,8 @@ nm.prod((0, 1)) ==> nm.prod(0).prod(0)
     # every dim of a tuple is reduced
 nm.amax((0, 1)) ==> nm.amax(0).amax(0)
     # every dim of a tuple is reduced
+(x := TD({'s': ['a', 'b']}, [2]))['s'][0] = 'z'; x['s'] ==> ['a', 'b']
+    # objects that differ per row are read as a list, which is a copy: rows are written by x[0] = TD({'s': 'z'})
 TD.from_dict({'s': [TD(a=1), TD(a=2)]})['s'] ==> TD({'s': [TD(a=1), TD(a=2)]}, [2])['s']
     # a list of trees becomes a stack, as in the constructor
 td.memmap()[:2].is_memmap() ==> False

@@ -83,7 +83,6 @@ x = torch.ones(1).expand(3); copy.deepcopy(TD(a=x))["a"].stride()
 x = torch.ones(100, 3); copy.deepcopy(TD(a=x[:2]))["a"].untyped_storage().nbytes()
 # one tensor of all leaves
 td.tolist(convert_tensors=True, convert_nodes=False)
-x = td.tolist(as_linked_list=True); x[0] = {"b": torch.tensor(9)}; td["b"]
 td.numpy()["a"][0, 0] = 7; td["a"][0]
 fl.requires_grad_().numpy()
 P = collections.namedtuple("P", "a b n"); x = td.to_namedtuple(P); (type(x).__name__, type(x.n).__name__)

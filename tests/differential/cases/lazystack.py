@@ -247,7 +247,7 @@ x = lazy_stack(list(ds.unbind(0)), 1); x.copy_(TD({"a": torch.full((2, 3), 7.0)}
 ds.replace(TD({"a": torch.zeros(3, 2)}, []))["a"]
 ds.update(TD({"a": torch.zeros(2, 2)}, []))  #! any error
 type(lazy_stack([c, c]).empty(batch_size=[2])).__name__, lazy_stack([c, c]).empty(batch_size=[2]).batch_size
-x = lazy_stack([c, c.clone()]); x.set("s", {"k": 1}); x[0].s, x[0, 0].s, x.get("s").tolist()
+x = lazy_stack([c, c.clone()]); x.set("s", {"k": 1}); x[0].s, x[0, 0].s, [[*row] for row in x.get("s")]
 x = lazy_stack([c, c.clone()]); x.s = {"k": torch.ones(2, 3)}; type(x[0].s).__name__, type(x.get("s")[0][0]).__name__
 x = lazy_stack([Only(torch.ones(3), batch_size=[3])] * 2); x.set("y", TD({"k": torch.ones(2, 3)}, [2, 3])); x[0].y["k"]
 """,

@@ -113,7 +113,6 @@ x = TD({"x": "a"}, [3]); x[1] = {"x": "a"}; y = type(x.get("x")); x[1] = {"x": "
 x = TD({}, [3]); x[2] = TD({"x": "2"}); x[0] = TD({"x": "0"}); x[1] = TD({"x": "1"}); x["x"]
 torch.cat([TD({"x": "a"}, [2]), TD({"x": "a"}, [2])])["x"], torch.cat([TD({"x": "a"}, [2]), TD({"x": "b"}, [1])])["x"]
 TD({"x": [[], []]}, [2])["x"].shape
-x = TD({"x": [["a", "b"], ["c", "d"]]}, [2, 2]); x["x"][0][1] = "Q"; x["x"]
 x = TD({"x": ["c", "b", "a"]}, [3]); y = x["x"]; y.append("d"); y[0] = "changed"; (x["x"], y[0])
 x = TD({"x": ["c", "b", "a"]}, [3]); y = x["x"]; del y[0]; y[0] = "changed"; x["x"]
 x = TD({"x": "word", "l": ["p", "q"], "t": torch.ones(2)}, [2]);
@@ -132,7 +131,7 @@ x = TD({"x": "a", "l": ["p", "q"]}, [2]).where(torch.tensor([True, False]), TD({
 x = TD({"x": [["a", "b"], ["c"]]}, [2]); (x["x"], x[1]["x"])
 NonTensorStack(TD())
 NonTensorData("a").lock_().data = "c"
-x = TD({"x": ["a", "b"]}, [2]); x["y"] = x["x"]; x["y"][0] = "c"; (x["x"], x["y"])
+x = TD({"x": ["a", "b"]}, [2]); x["y"] = x["x"]; x[0] = TD({"y": "c"}); (x["x"], x["y"])
 x = LazyStackedTensorDict(*[TD({"s": "a", "t": t}) for t in "xy"]);
     within(set_capture_non_tensor_stack(True), lambda: (x["s"], x["t"], x.contiguous()["s"]))
 x = TD({"x": [["a", "b"], ["c", "d"]]}, [2, 2]); y = copy.deepcopy(x["x"]); y[0][1] = "R"; x["x"], y

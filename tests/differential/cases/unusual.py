@@ -58,8 +58,6 @@ lazy_stack([TD(s="a", batch_size=[2, n]) for n in (2, 3)])["s"]
 lazy_stack([TD(s="a", batch_size=[2, n]) for n in (2, 3)], 1)["s"]
 lazy_stack([TD(t=torch.ones(n), s="a", batch_size=[n]) for n in (2, 3)]).densify(layout=torch.jagged)["s"]
 NonTensorStack(NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[3])).tolist()
-x = torch.stack([TD(s="x", batch_size=[3]), TD(s=["b", "c", "d"], batch_size=[3])]); x["s"][0][1] = "Q"; x["s"]
-x = torch.stack([TD(s="x", batch_size=[3]), TD(s=["b", "c", "d"], batch_size=[3])]); x["s"][1][1] = "Q"; x["s"]
 x = TD(s=["a", "b"], batch_size=[2]); y = x.to_dict(); y["s"][0] = "Z"; type(y["s"]) is list, x
 x = TD(s=["a", "b"], batch_size=[2]); y = x.numpy(); y["s"][0] = "Z"; type(y["s"]) is list, x
 x = TD(s=["a", "b"], batch_size=[2]); y = x.to_namedtuple(); y.s[0] = "Z"; type(y.s) is list, x
