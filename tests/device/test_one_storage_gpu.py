@@ -85,9 +85,9 @@ def test_archives_and_safetensors(gpu: torch.device, tmp_path: Path) -> None:
         there.memmap(tmp_path / "x.tdz", compression=compression)
         loaded = TensorDict.load_memmap(tmp_path / "x.tdz", device=gpu)
         assert loaded["k5"].device == gpu and loaded["k5"].eq(5).all() and loaded.device == gpu
-    to_safetensors(there, tmp_path / "x.safetensors")
+    to_safetensors(there.exclude("s"), tmp_path / "x.safetensors")
     loaded = from_safetensors(tmp_path / "x.safetensors", device=gpu)
-    assert loaded["k5"].device == gpu and loaded["n", "flag"].all() and loaded.device == gpu and loaded["s"] == "x"
+    assert loaded["k5"].device == gpu and loaded["n", "flag"].all() and loaded.device == gpu
 
 
 def send_back(there: Any, back: Any) -> None:
