@@ -782,7 +782,7 @@ class Ragged(RaggedNumbers):
         self._origin = None
         super()._set_rows(column, rows, *args)
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
+    def update_(self, input_dict_or_td: Any = None, **kwargs: Any) -> Any:
         """Copy the rows of other non-tensor data of the same batch size, also to a locked column.
 
         Rows of another kind or dtype, and other objects, convert this to a stack of objects.
@@ -795,7 +795,7 @@ class Ragged(RaggedNumbers):
                 with self._writing():
                     column.assign(self._rows, values.as_subclass(Tensor).clone(), offsets.as_subclass(Tensor).clone())
                 return self
-        return super().update_(input_dict_or_td, clone, **kwargs)
+        return super().update_(input_dict_or_td, **kwargs)
 
     def _as_rows(self, other: Any, count: int) -> Any:
         """``count`` ragged rows of the same form from an entry or a list; None if it does not have them.

@@ -65,7 +65,6 @@ __all__ = [
     "set_lazy_legacy",
     "set_list_to_stack",
     "set_printoptions",
-    "strtobool",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",
@@ -229,17 +228,3 @@ def _readable(size: float) -> str:
             return f"{size:.2f} {unit}"
         size /= 1024
     return f"{size:.2f} TB"
-
-
-def strtobool(val: str) -> bool:
-    """Convert a word to a bool: y, yes, t, true, on and 1, or n, no, f, false, off and 0.
-
-    Raises:
-        ValueError: an unknown word.
-    """
-    word = val.lower()
-    if word in ("y", "yes", "t", "true", "on", "1"):
-        return True
-    if word in ("n", "no", "f", "false", "off", "0"):
-        return False
-    raise ValueError(f"invalid truth value {word!r}: write yes or no, true or false, on or off, 1 or 0")

@@ -290,12 +290,11 @@ class ConvertOps(Kernel):
         _fill_struct(array, columns)
         return array
 
-    def attrs(self, *, fields: Any = ("device", "dtype", "shape"), num_threads: int | None = None) -> Any:
+    def attrs(self, *, fields: Any = ("device", "dtype", "shape")) -> Any:
         """Device, dtype and shape of every tensor, each a ``TensorAttrs``, in the same tree.
 
         Args:
             fields: attributes to record.
-            num_threads: ignored, accepted for compatibility.
         """
         from tensordict_lite.tensorclass.attrs import describe
 
@@ -649,11 +648,9 @@ class ConvertOps(Kernel):
         return registry.lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod
-    def maybe_dense_stack(
-        cls, input: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any
-    ) -> Any:
+    def maybe_dense_stack(cls, input: Sequence[Any], dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
         """A dense stack where keys and shapes agree, a lazy one otherwise."""
-        return registry.maybe_dense_stack(input, dim, out, strict, **kwargs)
+        return registry.maybe_dense_stack(input, dim, out, **kwargs)
 
     # -- new_* ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ class DistributedOps(Kernel):
         group_dst: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
-        consolidated: bool = False,
         check: bool = False,
     ) -> None:
         """Send the values to another rank, which calls :meth:`recv` on a collection of the same structure.
@@ -47,7 +46,6 @@ class DistributedOps(Kernel):
             init_tag: tag of the first message. A transfer uses at most one tag per tensor and two more. The receiver
                 passes the same tag. Concurrent transfers need disjoint ranges.
             pseudo_rand: draw pseudo-random tags with ``init_tag`` as the seed.
-            consolidated: ignored; values are always sent in few messages.
             check: compare the structures first, with one message and its answer; the receiver must pass it as well.
 
         Raises:
@@ -82,7 +80,6 @@ class DistributedOps(Kernel):
         group_src: int | None = None,
         init_tag: int = 0,
         pseudo_rand: bool = False,
-        consolidated: bool = False,
         check: bool = False,
     ) -> int:
         """Receive the values that :meth:`send` sends, in place.
@@ -92,7 +89,6 @@ class DistributedOps(Kernel):
             group: the process group; the default group if not given.
             group_src: rank of the sender in ``group``; replaces ``src``.
             init_tag, pseudo_rand: as for :meth:`send`.
-            consolidated: ignored.
             check: as for :meth:`send`.
 
         Returns:
@@ -117,13 +113,12 @@ class DistributedOps(Kernel):
         init_tag: int = 0,
         pseudo_rand: bool = False,
         return_early: bool = False,
-        consolidated: bool = False,
         check: bool = False,
     ) -> Any:
         """:meth:`send`; with ``return_early`` it returns before the messages are sent.
 
         Args:
-            dst, group, group_dst, init_tag, pseudo_rand, consolidated, check: as for :meth:`send`.
+            dst, group, group_dst, init_tag, pseudo_rand, check: as for :meth:`send`.
             return_early: do not wait. Call ``wait()`` of each result before the values change.
 
         Returns:
@@ -158,13 +153,12 @@ class DistributedOps(Kernel):
         return_premature: bool = False,
         init_tag: int = 0,
         pseudo_rand: bool = False,
-        consolidated: bool = False,
         check: bool = False,
     ) -> Any:
         """:meth:`recv`; with ``return_premature`` it returns before the messages have arrived.
 
         Args:
-            src, group, group_src, init_tag, pseudo_rand, consolidated, check: as for :meth:`recv`.
+            src, group, group_src, init_tag, pseudo_rand, check: as for :meth:`recv`.
             return_premature: do not wait. Call ``wait()`` of each result before the values are read.
 
         Returns:
@@ -315,7 +309,7 @@ class DistributedOps(Kernel):
         self,
         dst: int | None = None,
         group: ProcessGroup | None = None,
-        device: DeviceLike | None = None,
+        *,
         use_broadcast: bool = False,
     ) -> None:
         """Send structure and values to a rank that calls :meth:`from_remote_init`.
@@ -325,7 +319,6 @@ class DistributedOps(Kernel):
         Args:
             dst: global rank of the receiver.
             group: the process group; the default group if not given.
-            device: ignored, accepted for compatibility.
             use_broadcast: send to all ranks of the group, see :meth:`broadcast`.
 
         Raises:

@@ -433,7 +433,6 @@ class StorageOps(Kernel):
         use_buffer: bool = False,
         share_memory: bool = False,
         pin_memory: bool = False,
-        metadata: bool = False,
     ) -> Any:
         """Copy tensors and :class:`Ragged` entries into one storage and return the same collection with views of it.
 
@@ -459,7 +458,6 @@ class StorageOps(Kernel):
                 do not reach the file.
             share_memory: use shared memory, which other processes receive without a copy.
             pin_memory: use page-locked memory, which is copied to an accelerator faster. Needs an accelerator.
-            metadata: ignored, accepted for compatibility: the structure is always part of the storage.
 
         Returns:
             A locked collection of the same class (or ``self``, or a future of it).

@@ -103,11 +103,9 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     return result if out is None else _write_out(out, result)
 
 
-def pad(
-    tensordict: Any, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False, safe: bool = True
-) -> Any:
+def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0, *, inplace: bool = False) -> Any:
     """Function form of :meth:`TensorDict.pad`."""
-    return tensordict.pad(pad_size, value, inplace=inplace, safe=safe)
+    return tensordict.pad(pad_size, value, inplace=inplace)
 
 
 def pad_sequence(

@@ -77,8 +77,10 @@ def lazy_stack(
             "items cannot be empty: a lazy stack without members is LazyStackedTensorDict(batch_size=...)"
         )
     if isinstance(items[0], Tensor):
-        return _stack_tensors(items, dim, kwargs)
+        return _stack_tensors(items, dim, **kwargs)
     require_collections(items)
+    if kwargs:
+        raise TypeError(f"lazy_stack() of collections got unexpected keyword arguments {sorted(kwargs)}")
     if device is not None:
         items = [item.to(device) for item in items]
     at = stack_position(dim, items[0].batch_dims)
@@ -93,15 +95,24 @@ def lazy_stack(
     return out.update_(stack) if out.is_locked else out.update(stack, inplace=True)
 
 
-def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
+def _stack_tensors(
+    items: list[Any],
+    dim: int,
+    as_list: bool = False,
+    as_nested_tensor: bool = False,
+    as_padded_tensor: bool = False,
+    layout: torch.layout | None = None,
+    padding_side: str = "right",
+    padding_value: float = 0.0,
+) -> Any:
     if not all(isinstance(item, Tensor) for item in items):
         require_collections(items)
-    if how.get("as_list"):
+    if as_list:
         return items
-    if how.get("as_nested_tensor"):
-        return nested(items, how.get("layout"))
-    if how.get("as_padded_tensor"):
-        return padded(items, how.get("padding_side", "right"), how.get("padding_value", 0.0), "tensors")
+    if as_nested_tensor:
+        return nested(items, layout)
+    if as_padded_tensor:
+        return padded(items, padding_side, padding_value, "tensors")
     try:
         return torch.stack(items, dim)
     except RuntimeError as err:
@@ -111,14 +122,13 @@ def _stack_tensors(items: list[Any], dim: int, how: dict[str, Any]) -> Any:
         ) from err
 
 
-def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, strict: bool = False, **kwargs: Any) -> Any:
+def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, **kwargs: Any) -> Any:
     """A dense stack where keys and shapes agree, at every level, and a lazy one where they differ.
 
     Args:
         items: non-empty sequence of collections.
         dim: position of the new dimension.
         out: collection to write the stack into.
-        strict: ignored, accepted for compatibility.
         **kwargs: for :func:`lazy_stack`, if the stack is lazy.
 
     Raises:
@@ -132,8 +142,10 @@ def maybe_dense_stack(items: Sequence[Any], dim: int = 0, out: Any = None, stric
     if not items:
         raise RuntimeError("items cannot be empty")
     if isinstance(items[0], Tensor):
-        return _stack_tensors(items, dim, kwargs)
+        return _stack_tensors(items, dim, **kwargs)
     require_collections(items)
+    if not {"device", "stack_dim_name", "strict_shape"}.issuperset(kwargs):
+        raise TypeError(f"maybe_dense_stack() of collections got unexpected keyword arguments {sorted(kwargs)}")
     at = stack_position(dim, items[0].batch_dims)
     if out is not None and joined_into(torch.stack, items, at, out):
         return out

@@ -391,7 +391,7 @@ class LazyShapeOps(Stacked):
         self._refuse_inplace("gather", inplace)
         return self._densified().gather(dim, index, out)
 
-    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Self:
         """Batch dimensions padded; see :meth:`TensorDict.pad`.
 
         The result is dense where it can be. With ``inplace`` the members themselves are padded, and new members of

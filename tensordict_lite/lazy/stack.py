@@ -8,7 +8,6 @@ member.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -321,30 +320,6 @@ class LazyStackedTensorDict(LazyWriteOps, LazyIndexOps, LazyShapeOps, LazyValueO
             if settings.get_defaults_to_none:
                 return None
             raise missing_key_error(path, self._key_list(), type(self).__name__) from None
-
-    def get_nestedtensor(self, key: Any, default: Any = MISSING, *, layout: torch.layout | None = None) -> Any:
-        """Deprecated: the entries of the members as a nested tensor, as ``get(key, as_nested_tensor=True)``.
-
-        Raises:
-            RuntimeError: ``stack_dim`` is not 0, the dimension that nested tensors are stacked along.
-            KeyError: a member has no such entry, and there is no default.
-        """
-        warnings.warn(
-            "get_nestedtensor() is deprecated: use get(key, as_nested_tensor=True, layout=torch.strided)",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        if self._stack_dim:
-            raise RuntimeError(
-                "nested tensors can only be stacked along their first dimension, and the stack dim is "
-                f"{self._stack_dim}. get(key, as_nested_tensor=True) gives one whose elements are the members."
-            )
-        path = require_path(key)
-        if path not in self:
-            if default is not MISSING:
-                return default
-            raise missing_key_error(path, self._key_list(), type(self).__name__)
-        return self.get(key, as_nested_tensor=True, layout=layout or torch.strided)
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, TensorCollection):

@@ -275,7 +275,6 @@ class LazyWriteOps(Stacked):
     def update_(
         self,
         input_dict_or_td: Any = None,
-        clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
@@ -316,7 +315,6 @@ class LazyWriteOps(Stacked):
         self,
         input_dict_or_td: Any,
         idx: Any,
-        clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,

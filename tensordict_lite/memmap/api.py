@@ -13,13 +13,12 @@ from tensordict_lite.memmap.load import load_collection
 from tensordict_lite.memmap.writer import DatasetWriter
 
 
-def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection, *, allow_pickle: bool | None = None) -> None:
+def append_memmap(prefix: str | os.PathLike[str], rows: TensorCollection) -> None:
     """Append rows to a saved dataset; :class:`DatasetWriter` appends many times without reopening it.
 
     Args:
         prefix: folder of the dataset.
         rows: rows with the keys, dtypes and shapes of the dataset.
-        allow_pickle: ignored, accepted for compatibility; nothing is unpickled.
 
     Raises:
         DatasetNotFoundError: there is no dataset in the folder.

@@ -189,8 +189,8 @@ class NonTensorDataBase(DenseCollection):
         self._replace(copy.deepcopy(payload) if clone else payload)
         return self
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
-        return self.update(input_dict_or_td, clone, True)
+    def update_(self, input_dict_or_td: Any = None, **kwargs: Any) -> Self:
+        return self.update(input_dict_or_td, inplace=True)
 
     def copy_(self, tensordict: Any, non_blocking: bool = False) -> Self:
         return self.update(tensordict, False, True)
@@ -222,7 +222,7 @@ class NonTensorDataBase(DenseCollection):
 
     unflatten_keys = flatten_keys
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False) -> Any:
         """More rows before and after, which hold ``None``: a stack, unless no rows are added.
 
         Raises:

@@ -282,9 +282,9 @@ class NonTensorStack(ObjectRows):
         if folder:
             registry.rewrite(self, folder)
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Any:
+    def update_(self, input_dict_or_td: Any = None, **kwargs: Any) -> Any:
         with self._writing():
-            super().update_(input_dict_or_td, clone, **kwargs)
+            super().update_(input_dict_or_td, **kwargs)
         return self
 
     def _overwrite(self, item: Any, parent: TensorCollection) -> TensorCollection:
@@ -294,7 +294,7 @@ class NonTensorStack(ObjectRows):
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Any:
         if self._lock is not None and not inplace:
             raise self._locked_error()
-        return self.update_(input_dict_or_td, clone)
+        return self.update_(input_dict_or_td)
 
     def __repr__(self) -> str:
         return f"NonTensorStack(\n    {self.tolist()},\n    batch_size={self._batch_size},\n    device={self._device})"
@@ -349,7 +349,7 @@ class NonTensorStack(ObjectRows):
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         return self.tolist()
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False) -> Any:
         """More rows before and after, which hold ``None``."""
         check_pad(self, pad_size)
         if inplace and self._lock is not None:

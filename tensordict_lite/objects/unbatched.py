@@ -213,7 +213,7 @@ class UnbatchedEntry(NonTensorDataBase):
         """``self``: only rows are filled."""
         return self
 
-    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False, safe: bool = True) -> Any:
+    def pad(self, pad_size: Sequence[int], value: Any = None, inplace: bool = False) -> Any:
         """``self`` under the padded batch size."""
         size = list(self._batch_size)
         for dim in range(len(pad_size) // 2):

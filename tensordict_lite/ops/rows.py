@@ -336,14 +336,13 @@ class RowOps(ShapeOps):
             result._propagate_lock(None)
         return result
 
-    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False, safe: bool = True) -> Self:
+    def pad(self, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Self:
         """Batch dimensions padded: ``pad_size`` is ``(before_0, after_0, before_1, after_1, ...)``.
 
         Args:
             pad_size: a pair for each of the first batch dimensions; negative numbers remove rows.
             value: value of the new rows (``None`` in non-tensor data).
             inplace: pad this collection and the nested ones, and return it.
-            safe: ignored, accepted for compatibility: all pads are checked before any change.
 
         Raises:
             RuntimeError: an odd number of pads, more than there are batch dimensions, a negative output size, or

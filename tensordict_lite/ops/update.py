@@ -241,7 +241,6 @@ class UpdateOps(Kernel):
     def update_(
         self,
         input_dict_or_td: Any = None,
-        clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
@@ -251,7 +250,6 @@ class UpdateOps(Kernel):
 
         Args:
             input_dict_or_td: collection, or mapping from (nested) keys to values, for some or all entries.
-            clone: ignored, accepted for symmetry with :meth:`update`; the values are copied in any case.
             non_blocking: for copies between devices.
             keys_to_update: nested keys to write; others are ignored.
             **kwargs: more entries.
@@ -356,7 +354,6 @@ class UpdateOps(Kernel):
         self,
         input_dict_or_td: Any,
         idx: Any,
-        clone: bool = False,
         *,
         non_blocking: bool = False,
         keys_to_update: Sequence[Any] | None = None,
@@ -366,7 +363,6 @@ class UpdateOps(Kernel):
         Args:
             input_dict_or_td: collection or mapping; values have the shape of the rows.
             idx: any index on the batch dimensions.
-            clone: ignored, accepted for symmetry; the values are copied in any case.
             non_blocking: for copies between devices.
             keys_to_update: nested keys to write; others are ignored.
 

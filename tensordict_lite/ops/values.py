@@ -6,7 +6,6 @@ Unary and binary methods are rows of the tables in ``generated.py``; ``compariso
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -316,7 +315,6 @@ class ValueOps(GeneratedOps):
         call_on_nested: bool = False,
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
-        **constructor_kwargs: Any,
     ) -> Self | None:
         """Call a function on every tensor of the tree and return a tree of the results.
 
@@ -337,7 +335,6 @@ class ValueOps(GeneratedOps):
             is_leaf: function of a type: ``fn`` is called on entries of these types, and collections of other types are
                 entered. Default: tensors; non-tensor data is kept.
             out: collection to write the results to.
-            **constructor_kwargs: ignored, with a warning.
 
         Returns:
             A collection of the same type, ``out`` or ``self`` (``inplace``). ``None`` if ``fn`` returned ``None`` for
@@ -363,12 +360,12 @@ class ValueOps(GeneratedOps):
             and default is MISSING
             and filter_empty is None
             and is_leaf is None
-            and not (propagate_lock or call_on_nested or constructor_kwargs)
+            and not (propagate_lock or call_on_nested)
             and type(self._source) is dict
         ):
             return self._apply_plainly(fn, others)
         call = _Call(fn, False, False, batch_size, device, inplace, default, filter_empty, call_on_nested, is_leaf)
-        return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
+        return self._run_apply(call, others, names, propagate_lock, out)
 
     def _apply_plainly(self, fn: Callable[..., Any], others: Sequence[Any]) -> Any:
         """:meth:`apply` without options on dense storage, the form used in loops."""
@@ -416,7 +413,6 @@ class ValueOps(GeneratedOps):
         call_on_nested: bool = False,
         is_leaf: Callable[[type], bool] | None = None,
         out: Any = None,
-        **constructor_kwargs: Any,
     ) -> Self | None:
         """:meth:`apply` with the key as first argument: ``fn(key, leaf, *other_leaves)``.
 
@@ -431,7 +427,7 @@ class ValueOps(GeneratedOps):
             [('b', 'c')]
         """
         call = _Call(fn, True, nested_keys, batch_size, device, inplace, default, filter_empty, call_on_nested, is_leaf)
-        return self._run_apply(call, others, names, propagate_lock, out, constructor_kwargs)
+        return self._run_apply(call, others, names, propagate_lock, out)
 
     def apply_(self, fn: Callable[..., Any], *others: Any, **kwargs: Any) -> Self:
         """:meth:`apply` with ``inplace=True``: results are copied into the leaves.
@@ -442,11 +438,7 @@ class ValueOps(GeneratedOps):
         result: Any = self.apply(fn, *others, inplace=True, **kwargs)
         return result
 
-    def _run_apply(
-        self, call: _Call, others: tuple[Any, ...], names: Any, propagate_lock: bool, out: Any, extra: dict[str, Any]
-    ) -> Any:
-        if extra:
-            warnings.warn(f"apply() ignores the arguments {sorted(extra)}", FutureWarning, stacklevel=3)
+    def _run_apply(self, call: _Call, others: tuple[Any, ...], names: Any, propagate_lock: bool, out: Any) -> Any:
         if call.inplace:
             self._apply_into(call, list(others), (), self)
             return self

@@ -196,7 +196,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
         input_dict: Any,
         filename: Any,
         *,
-        auto_batch_size: bool = False,
         batch_size: Sequence[int] | torch.Size | None = None,
         device: DeviceLike | None = None,
         backend: str = "h5",
@@ -210,7 +209,6 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
             input_dict: the entries.
             filename: the file; an existing one is replaced. For Zarr, the folder, which is replaced after the new one
                 is complete, or a ``zarr.abc.store.Store``.
-            auto_batch_size: ignored, accepted for compatibility.
             batch_size: default: that of a collection; of a mapping, the largest leading shape that its entries share.
             device: device of entries when they are read.
             backend: ``"h5"`` or ``"zarr"``.
@@ -590,7 +588,7 @@ class PersistentTensorDict(LoadedOps, DenseCollection, TensorDictBase):
     def update(self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
         return self._write_entries(input_dict_or_td, kwargs, inplace, self._lock is not None)
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **kwargs: Any) -> Self:
+    def update_(self, input_dict_or_td: Any = None, **kwargs: Any) -> Self:
         return self._write_entries(input_dict_or_td, kwargs, True, True)
 
     def _write_entries(self, source: Any, kwargs: dict[str, Any], inplace: bool, only: bool) -> Self:

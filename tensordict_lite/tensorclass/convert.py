@@ -37,9 +37,7 @@ class TensorClassConversions(DenseCollection):
             )
 
     @classmethod
-    def from_tensordict(
-        cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None, safe: bool | None = True
-    ) -> Self:
+    def from_tensordict(cls, tensordict: Any, non_tensordict: Mapping[str, Any] | None = None) -> Self:
         """An instance around the entries of a TensorDict, which it shares.
 
         Entries whose field is annotated with a tensorclass are converted to it. Fields without an entry are ``None``,
@@ -48,7 +46,6 @@ class TensorClassConversions(DenseCollection):
         Args:
             tensordict: source of the fields, with batch size, device, names and lock.
             non_tensordict: further fields by name: any objects, kept unchanged.
-            safe: ignored, accepted for compatibility; keys are always checked.
 
         Raises:
             RuntimeError: ``tensordict`` is not a tensor collection.
@@ -252,7 +249,6 @@ def from_dataclass(
     batch_dims: int | None = None,
     batch_size: Sequence[int] | torch.Size | int | None = None,
     device: DeviceLike | None = None,
-    inplace: bool = False,
     **flags: bool,
 ) -> Any:
     """A tensorclass with the fields of a dataclass: the class for a class, an instance for an instance.
@@ -264,7 +260,6 @@ def from_dataclass(
         batch_dims: see ``auto_batch_size``.
         batch_size: batch size of the result, ``[]`` by default.
         device: device of the result.
-        inplace: ignored, accepted for compatibility.
         **flags: flags of :class:`TensorClass`, for the new class.
 
     Raises:

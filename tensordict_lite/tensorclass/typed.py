@@ -7,7 +7,6 @@ It is dense storage like :class:`TensorDict`, with one property per field over t
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -22,8 +21,7 @@ from tensordict_lite.lazy.stack import LazyStackedTensorDict
 from tensordict_lite.lazy.typed import StackOfInstances
 from tensordict_lite.tensorclass.fields import own_annotations
 
-_OPTIONS = ("shadow", "frozen", "autocast", "nocast", "tensor_only")
-_WITHOUT_EFFECT = _OPTIONS[2:]
+_OPTIONS = ("shadow", "frozen")
 
 
 @dataclass_transform(kw_only_default=True)
@@ -36,7 +34,7 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
 
     Options are set in brackets or in the class statement, ``class State(TypedTensorDict, frozen=True)``; subclasses
     inherit them. ``"frozen"``: the constructor locks. ``"shadow"``: a field may have the name of a method, which it
-    hides. ``"autocast"``, ``"nocast"`` and ``"tensor_only"`` are accepted without effect.
+    hides.
 
     Args:
         _source: the fields as a mapping, instead of keywords.
@@ -78,7 +76,6 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         if "_is_open_base" in cls.__dict__:
             return
         cls._is_open_base = False
-        _warn_without_effect([name for name, wanted in given.items() if wanted])
         chosen = {name for name in cls._typed_options if given.get(name, True)}
         cls._typed_options = frozenset(chosen.union(name for name, wanted in given.items() if wanted))
         if "_typed_fields_done" not in cls.__dict__:
@@ -91,7 +88,6 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         for name in names:
             if name not in _OPTIONS:
                 raise ValueError(f"Unknown TypedTensorDict option: {name!r}. Valid options: {', '.join(_OPTIONS)}")
-        _warn_without_effect(names)
         body = {"_typed_options": frozenset(names), "_is_open_base": True, "__module__": __name__}
         return types.new_class("_".join(("TypedTensorDict", *names)), (cls,), {}, lambda ns: ns.update(body))
 
@@ -167,14 +163,6 @@ class TypedTensorDict(DenseCollection, TensorDictBase):
         if path is not None:
             new._memmap_path = path
         return new
-
-
-def _warn_without_effect(names: Any) -> None:
-    for name in names:
-        if name in _WITHOUT_EFFECT:
-            warnings.warn(
-                f"The TypedTensorDict option {name!r} has no effect: leave it out.", DeprecationWarning, stacklevel=4
-            )
 
 
 def _declare_fields(cls: Any) -> None:

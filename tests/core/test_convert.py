@@ -1,7 +1,6 @@
 """``collate``, alone and in a ``DataLoader``, and the words that are read as bools."""
 
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -31,19 +30,6 @@ def test_collate_pads_masks_and_nests():
     for options in ({"mask_key": "m"}, {"pad_keys": {"ids": 0}, "nested_keys": ["ids"]}, {"nested_keys": ["ids"]}):
         with pytest.raises(ValueError):
             tdl.collate(samples, **options)
-
-
-def test_words_of_a_configuration_are_bools() -> None:
-    reference = pytest.importorskip("tensordict.utils")
-
-    def answer(library: Any, word: Any) -> Any:
-        try:
-            return library.strtobool(word)
-        except Exception as error:
-            return type(error)
-
-    for word in ("yes", "Y", "t", "True", "on", "1", "no", "N", "f", "false", "OFF", "0", "", " yes", "maybe", True):
-        assert answer(tensordict_lite.utils, word) == answer(reference, word), word
 
 
 def test_new_tensor_is_pinned_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

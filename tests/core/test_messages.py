@@ -139,7 +139,6 @@ ERRORS = [
     ("lz.lock_(); lz.append(TD())", RuntimeError, "locked"),
     ("lz.lock_()[0].unlock_()", RuntimeError, "locked graph"),
     ("lazy_stack([C(torch.zeros(2)), C(torch.ones(3))]).x", RuntimeError, r"'x'.*2.*3"),
-    ("lazy_stack([TD({'a': torch.ones(3, 2)}, [3])], 1).get_nestedtensor('a')", RuntimeError, "along their first"),
     # tensorclasses
     ("Only('text')", TypeError, r"Only\.x.*tensor_only"),
     ("x = Only(torch.ones(3)); x.x = NonTensorData('t')", TypeError, r"Only\.x.*tensor_only"),
@@ -253,15 +252,26 @@ ERRORS = [
     ("TD.from_dlpack({'s': np.array(['text'])})", ValueError, r"\('s',\), a ndarray, cannot be shared: .*DLPack"),
     ("TD.from_dlpack(np.ones(3))", TypeError, r"got a ndarray: from_dlpack\(\{'x': array\}\)"),
     ("pickle.dumps(TD({'x': __import__('threading').Lock()}))", TypeError, "lock"),
+    # parameters of the reference that have no effect there or here
+    ("td.apply(lambda x: x, checked=True)", TypeError, "checked"),
+    ("td.pad([0, 1], safe=True)", TypeError, "safe"),
+    ("td.update_at_(td, 0, clone=True)", TypeError, "clone"),
+    ("td.update_(td, True)", TypeError, "positional"),
+    ("td.consolidate(metadata=True)", TypeError, "metadata"),
+    ("td.attrs(num_threads=2)", TypeError, "num_threads"),
+    ("td.send(1, consolidated=True)", TypeError, "consolidated"),
+    ("td.init_remote(1, None, 'cpu')", TypeError, "positional"),
+    ("C.from_tensordict(td, safe=True)", TypeError, "safe"),
+    ("lib.maybe_dense_stack([td, td], strict=True)", TypeError, r"\['strict'\]"),
+    ("lazy_stack([td, td], strict=True)", TypeError, r"\['strict'\]"),
+    ("lazy_stack([torch.ones(3)], strict=True)", TypeError, "strict"),
+    ("lib.TypedTensorDict['nocast']", ValueError, "Valid options: shadow, frozen"),
 ]
 """A line, the type of its error, and a pattern that its message holds."""
 
 WARNINGS = [
-    ("td.apply(lambda x: x, typo=1)", FutureWarning, "typo"),
-    ("lazy_stack([td, td]).get_nestedtensor('a')", DeprecationWarning, "as_nested_tensor"),
     ("td.new_tensor(torch.ones(3))", UserWarning, "To copy construct from a tensor"),
     ("td.new_tensor(td)", UserWarning, "To copy construct from a tensor"),
-    ("TypedTensorDict['nocast']", DeprecationWarning, "'nocast' has no effect"),
 ]
 
 

@@ -12,7 +12,6 @@ CASES = parse_cases(
         for row in r"""
 KIND.consolidate()
 KIND.consolidate(num_threads=2)
-KIND.consolidate(metadata=True)
 KIND.consolidate().is_consolidated()
 KIND.is_consolidated()
 KIND.consolidate().is_locked

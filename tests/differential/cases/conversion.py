@@ -111,7 +111,6 @@ x = TD({"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}});
     x.clone().zero_().load_state_dict(x.state_dict(flatten=False))
 merge_tensordicts(TD(x=1, n=TD(y=1)), TD(x=5, n=TD(y=6, z=7)), callback_exist={("n", "y"): lambda *v: sum(v)})
 x = TD(x=1, n=TD(y=1)); merge_tensordicts(x, TD(n=TD(z=7))); x
-lib.utils.strtobool(True)
 lib.collate([{"k": torch.zeros(2)}, {"k": torch.ones(2)}]), lib.collate(td) is td
 lib.collate([(td, 1), (td, 2)])
 lib.collate([(TD(x=torch.ones(n)), n) for n in (1, 2)], pad_keys={"x": 0})

@@ -13,7 +13,6 @@ lz["k0"]
 lz.get("k0", None), lz.get("a", as_list=True), lz.get("a", as_nested_tensor=True).is_nested
 lz.get("a", as_nested_tensor=True, layout=torch.jagged).is_nested, lz.get("a", as_padded_tensor=True)
 lz.get("a", as_padded_tensor=True, padding_value=7.0, padding_side="left")[0]
-lz.get_nestedtensor("a").is_nested
 td.get("a", as_list=True)
 lz[0] is lz.tensordicts[0], lz[0:2]
 lz[3]
@@ -224,8 +223,6 @@ lazy_stack([TD({}, [2]), TD({}, [2, 1])])
 lazy_stack([TD(a=1, device="cpu"), TD(a=1)])
 lazy_stack([TD({}, [1], names=["x"]), TD({}, [1])])
 x = TD({"x": lz}, [3]); x.update_(x * 0); lz[1]["a"]
-lazy_stack([TD({"a": torch.ones(3, n)}, [3]) for n in (2, 4)], 1).get_nestedtensor("a")
-lazy_stack([TD({"a": torch.ones(3, n)}, [3]) for n in (2, 4)]).get_nestedtensor("a").layout
 lazy_stack([TD({"a": torch.ones(3, n)}, [3]) for n in (2, 4)]).get("a", as_nested_tensor=True).layout
 lazy_stack([C(torch.zeros(2), s="cat"), C(torch.ones(2), s="dog")]).s
 x = lazy_stack([C(torch.zeros(2), s="cat"), C(torch.ones(2), s="dog")]); x.x = torch.full((2, 2), 7.0);

@@ -184,7 +184,7 @@ o.set(("inner", "x"), torch.zeros(3, 4)).inner.x
 c.to_tensordict(retain_none=False)
 C.from_tensordict(TD({"x": torch.ones(3)}, [3])), C.from_tensordict(TD({"x": torch.ones(3), "s": "z"}, [3]))
 C.from_tensordict(TD({"x": torch.ones(3), "q": torch.ones(3)}, [3]))
-C.from_tensordict(TD({"y": torch.ones(3)}, [3])), C.from_tensordict(TD({"x": torch.ones(3)}, [3]), safe=False)
+C.from_tensordict(TD({"y": torch.ones(3)}, [3])), C.from_tensordict(TD({"x": torch.ones(3)}, [3]))
 c == c.to_tensordict()
 c + c.to_tensordict()
 torch.stack([c, c.to_tensordict()])  #! any error

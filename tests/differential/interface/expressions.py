@@ -426,7 +426,6 @@ x.append(x[0].clone())
 x.insert(0, x[0].clone())
 x.extend([x[0].clone()])
 x.valid_keys()
-x.get_nestedtensor("a")
 x.maybe_to_stack()
 x.from_nontensordata(NonTensorData("text", batch_size=[2]))
 x.hook_in  #! any error

@@ -25,7 +25,7 @@ FORMATS = ("parquet", "csv", "json")
 ABSENT = {
     "formats that no function here reads or writes": "to_mds to_store",
     "internals of the reference": "hook_in hook_out",
-    "left out, see the page": "pack",
+    "left out, see the page": "pack get_nestedtensor",
 }
 """Why this project has no method of the name, and the names."""
 
