@@ -55,11 +55,12 @@ class Lock(list[weakref.ref["Kernel"]]):
 class Kernel:
     """Slots, lock, names, sizes and primitives; ``base.TensorCollection`` adds the operations."""
 
-    # `_consolidated`, `_entered`, `_home`, `_last_op`, `_memmap_path` and `_payload` stay unset until something needs
-    # them: an unset slot costs nothing.
+    # `_cell`, `_consolidated`, `_entered`, `_home`, `_last_op`, `_memmap_path` and `_payload` stay unset until needed:
+    # an unset slot costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
+        "_cell",
         "_consolidated",
         "_device",
         "_entered",
@@ -174,6 +175,7 @@ class Kernel:
         _is_unbatched: bool
         _follows_batch: bool
         _is_ragged_numbers: bool
+        _cell: Any
         _payload: Any
         _consolidated: Any
         _memmap_path: str | None

@@ -23,8 +23,6 @@ from tensordict_lite.memmap.plan import SaveOptions, plan_for
 from tensordict_lite.objects.data import NonTensorData, NonTensorDataBase, same_payload
 from tensordict_lite.registry import register
 
-_slot = Kernel.__dict__["_payload"]
-
 
 def rewrite(node: Any, folder: str) -> None:
     """Replace the content of the folder of a non-tensor entry by that of ``node``.
@@ -75,15 +73,15 @@ class SharedNonTensorData(NonTensorData):
 
     @property
     def _payload(self) -> Any:
-        return _slot.__get__(self).get()
+        return self._cell.get()
 
     @_payload.setter
     def _payload(self, value: Any) -> None:
-        _slot.__get__(self).set(value)
+        self._cell.set(value)
 
     def _rebuild(self, source: Any, batch_size: Any, names: Any = None) -> Any:
         new = super(NonTensorDataBase, self)._rebuild(source, batch_size, names)
-        _slot.__set__(new, _slot.__get__(self))
+        new._cell = self._cell
         return new
 
     def _alone(self) -> NonTensorData:
@@ -94,6 +92,7 @@ class SharedNonTensorData(NonTensorData):
 
     def _replace(self, payload: Any) -> None:
         if self._lock is None:  # sharing ends with the lock, as the mapping of tensors does
+            self._cell = [self._payload]
             self.__class__ = NonTensorData  # type: ignore[assignment]
         NonTensorData._replace(self, payload)
 
@@ -117,10 +116,10 @@ class SharedNonTensorData(NonTensorData):
         return self._alone()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "payload": _slot.__get__(self)}
+        return {**super().__getstate__(), "payload": self._cell}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _slot.__set__(self, state["payload"])
+        self._cell = state["payload"]
         super(NonTensorDataBase, self).__setstate__(state)
 
 
@@ -142,7 +141,7 @@ def share_objects(node: Kernel) -> None:
 
 def _share(data: NonTensorData, cell: Cell) -> None:
     data.__class__ = SharedNonTensorData
-    _slot.__set__(data, cell)
+    data._cell = cell
 
 
 def _objects(node: Kernel) -> Iterator[NonTensorData]:

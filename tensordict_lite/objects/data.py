@@ -7,6 +7,7 @@ size. Values that differ per row are a :class:`NonTensorStack`, a lazy stack of 
 from __future__ import annotations
 
 import copy
+import functools
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -20,6 +21,7 @@ from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.errors import EntryKindError
 from tensordict_lite.kernel import DeviceLike, Flat, Kernel, as_size, check_names, normalise_device
+from tensordict_lite.ops.cast import SHARING
 from tensordict_lite.ops.rows import check_pad
 from tensordict_lite.registry import register
 from tensordict_lite.settings import MISSING, settings
@@ -53,7 +55,7 @@ class NonTensorDataBase(DenseCollection):
         lock: bool = False,
     ) -> None:
         size = torch.Size(()) if batch_size is None else as_size(batch_size)
-        self._payload = data._payload if isinstance(data, NonTensorDataBase) else data
+        self._cell = [data._payload if isinstance(data, NonTensorDataBase) else data]
         self._source = {}
         self._batch_size = size
         self._device = None if device is None else normalise_device(device)
@@ -63,12 +65,53 @@ class NonTensorDataBase(DenseCollection):
         if lock:
             self._propagate_lock(None)
 
-    # -- every result keeps the payload -------------------------------------------------------
+    # -- every result keeps the payload; a view of all elements also gets what is written later ---------------
+
+    @property
+    def _payload(self) -> Any:
+        return self._cell[0]
+
+    @_payload.setter
+    def _payload(self, payload: Any) -> None:
+        self._cell[0] = payload
 
     def _rebuild(self, source: Any, batch_size: torch.Size, names: list[str | None] | None = None) -> Self:
         new = Kernel._rebuild(self, source, batch_size, names)  # super() would search every family
-        new._payload = self._payload
+        new._cell = [self._cell[0]]
         return new
+
+    def _sharing(self, view: Any) -> Any:
+        """``view``, a result of all elements, with the object and the file of this entry."""
+        view._cell = self._cell
+        home = self._saved_by()
+        if home is not None and home is not view:
+            view._home = home
+        return view
+
+    def _saved_by(self) -> Any:
+        """The memory-mapped entry whose file holds the object; or None."""
+        return self if getattr(self, "_memmap_path", None) else getattr(self, "_home", None)
+
+    def _save(self) -> None:
+        registry.rewrite(self, self._memmap_path)
+
+    def _whole(self, view: Any) -> Any:
+        """``view``, of some of the elements; one of all of them is written with this entry."""
+        return self._sharing(view) if view._batch_size.numel() == self._batch_size.numel() else view
+
+    def _cut_entries(self, *args: Any) -> Any:
+        return tuple([self._whole(part) for part in super()._cut_entries(*args)])
+
+    def _narrowed(self, dim: int, start: int, length: int) -> Any:
+        return self._whole(super()._narrowed(dim, start, length))
+
+    def _index(self, index: Any) -> Any:
+        found = super()._index(index)
+        parts = index if type(index) is tuple else (index,)
+        return self._whole(found) if VIEWS.issuperset(map(type, parts)) else found
+
+    def _slice_rows(self, index: slice) -> Any:
+        return self._whole(super()._slice_rows(index))
 
     @property
     def data(self) -> Any:
@@ -83,11 +126,9 @@ class NonTensorDataBase(DenseCollection):
     def _replace(self, payload: Any) -> None:
         """Replace the object, here and in the file of a memory-mapped entry."""
         old, self._payload = self._payload, payload
-        folder, home = getattr(self, "_memmap_path", None), getattr(self, "_home", None)
+        home = self._saved_by()
         try:
-            if folder:
-                registry.rewrite(self, folder)
-            elif home is not None and id(home) not in DEFERRED:
+            if home is not None and id(home) not in DEFERRED:
                 home._save()
         except BaseException:
             self._payload = old
@@ -98,7 +139,9 @@ class NonTensorDataBase(DenseCollection):
 
     def clone(self, recurse: bool = True, **kwargs: Any) -> Self:
         new = self._rebuild({}, self._batch_size, self._names)
-        if recurse and type(self._payload) not in IMMUTABLE:
+        if not recurse:
+            return self._sharing(new)
+        if type(self._payload) not in IMMUTABLE:
             new._payload = copy.deepcopy(self._payload)
         return new
 
@@ -127,7 +170,8 @@ class NonTensorDataBase(DenseCollection):
             raise ValueError(
                 f"invalid index {index!r}: non-tensor data is indexed along its batch dimensions, its object is `.data`"
             )
-        return super().__getitem__(index)
+        found = super().__getitem__(index)
+        return self._whole(found) if type(index) is int else found
 
     # -- writing -------------------------------------------------------------------------------------------
 
@@ -269,7 +313,7 @@ class NonTensorDataBase(DenseCollection):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._payload = state["payload"]
+        self._cell = [state["payload"]]
 
     # -- primitives ----------------------------------------------------------------------------------------
 
@@ -277,7 +321,10 @@ class NonTensorDataBase(DenseCollection):
         return []
 
     def _map_leaves(self, fn: Callable[[Tensor], Tensor], ragged: Flat = False) -> Self:
-        return self.clone(recurse=fn is Tensor.clone)
+        if fn is Tensor.clone:
+            return self.clone()
+        new = self._rebuild({}, self._batch_size, self._names)
+        return self._sharing(new) if fn in SHARING else new
 
     def _with_leaves(self, leaves: Iterator[Tensor], ragged: Flat = False) -> Self:
         new = self._rebuild({}, self._batch_size, self._names)
@@ -321,6 +368,22 @@ class NonTensorData(NonTensorDataBase):
     __slots__ = ()
 
 
+def _viewing(name: str) -> Callable[..., Any]:
+    """A method whose result is a view of all elements, of the object as well."""
+    method = getattr(NonTensorDataBase, name)
+
+    @functools.wraps(method)
+    def view(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._sharing(method(self, *args, **kwargs))
+
+    return view
+
+
+for _name in ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "permute", "transpose"):
+    setattr(NonTensorDataBase, _name, _viewing(_name))
+
+VIEWS = frozenset((int, slice, type(None), type(...)))
+"""Types of indices that select a view."""
 IMMUTABLE = frozenset((str, int, float, bool, bytes, complex, type(None), type))
 
 
@@ -377,7 +440,7 @@ def spread(data: NonTensorDataBase) -> Any:
     if not size:
         return data
     names = data._names[1:] if data._names is not None else None
-    rows = [spread(data._rebuild({}, size[1:], names)) for _ in range(size[0])]
+    rows = [spread(data._whole(data._rebuild({}, size[1:], names))) for _ in range(size[0])]
     return registry.NonTensorStack._of(rows, 0, size[1:], data._device)
 
 

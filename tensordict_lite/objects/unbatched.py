@@ -120,6 +120,9 @@ class UnbatchedEntry(NonTensorDataBase):
         held: Tensor = self._payload
         return held.detach().as_subclass(Tensor)
 
+    def _sharing(self, view: Any) -> Any:
+        return view  # the memory of the tensor is shared
+
     def _around(self, tensor: Tensor) -> Self:
         new = self._rebuild({}, self._batch_size, self._names)
         new._payload = tensor

@@ -54,6 +54,10 @@ td.memmap()[:2].is_memmap() ==> False
 x = __import__("tempfile").TemporaryDirectory(); TD(other=torch.ones(3), batch_size=[3]).memmap(x.name);
         td.memmap(x.name, existsok=False) ==> raise RuntimeError('already holds a dataset')
     # another dataset is kept; its files would stay without an entry in the metadata
+x = TD(n=torch.zeros(2), s="a", batch_size=[2]); x.clone(False).update_(
+        TD(n=torch.ones(2), s="b", batch_size=[2]));
+        (x["n"].tolist(), x["s"]) ==> ([1.0, 1.0], "b")
+    # a shallow copy shares text as it shares tensors: the reference writes the numbers of the source and not its text
 td.memmap()[0].is_locked ==> td.clone().lock_()[0].is_locked
     # rows accept new entries, as rows of any locked tree do
 x = td.share_memory_()[0]; (x.is_locked, x.is_shared(), x['a'].is_shared()) ==> (False, False, True)
