@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tdmap.run.options import FunctionOptions, MapGroupsOptions, MapOptions, Options, RunOptions, options
     from tdmap.runtime.executors.raycluster import RayCluster
     from tdmap.runtime.workers.pool import WorkerPool, close_pools
-    from tdmap.stores import concat, open
+    from tdmap.shards import concat, open
 
 __all__ = [
     "FunctionOptions",
@@ -109,7 +109,7 @@ _PLACES = {
     "tdmap.run.options": "FunctionOptions MapGroupsOptions MapOptions Options RunOptions options",
     "tdmap.runtime.executors.raycluster": "RayCluster",
     "tdmap.runtime.workers.pool": "WorkerPool close_pools",
-    "tdmap.stores": "concat open",
+    "tdmap.shards": "concat open",
 }
 """The module of each name. A name is imported when it is first asked for: `tdmap --help`, completion in a shell and
 spawned workers need few of them."""

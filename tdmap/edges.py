@@ -10,6 +10,9 @@ import importlib
 from typing import Any
 
 PLACES = {
+    "dataset at a URL": "tdmap.stores.remote:members_at",
+    "shards in an object store": "tdmap.stores.target:StoreTarget",
+    "arrays as rows": "tdmap.stores.arrays:ArraySource",
     "executor of ray": "tdmap.runtime.executors.raycluster:RayCluster",
     "profile as a table": "tdmap.diagnostics.reports.tables:summary",
     "profiles compared": "tdmap.diagnostics.reports.tables:comparison",

@@ -10,7 +10,7 @@ from tdmap.ops.iteration.iterator import MapIterator
 from tdmap.pipeline import PipelineIterator
 from tdmap.plan import ChunkPlan
 from tdmap.rowerrors import RowError
-from tdmap.stores import OpenRows, RowSource, ShardedDataset
+from tdmap.shards import OpenRows, RowSource, ShardedDataset
 
 __all__ = [
     "ChunkPlan",

@@ -140,7 +140,7 @@ def open_dataset(path: Path) -> Any:
     Returns:
         The collection that was saved there, memory-mapped.
     """
-    from tdmap.stores.arrays import is_arrays
+    from tdmap.shards.opening import is_arrays
     from tensordict_lite import TensorDict
 
     sources = sources_of(path)

@@ -40,7 +40,7 @@ from tdmap.output.output import Output
 from tdmap.plan import ChunkPlan, make_plan
 from tdmap.reducers.base import Key
 from tdmap.run.context import Context
-from tdmap.stores.sharded import entry_names
+from tdmap.shards.sharded import entry_names
 from tensordict_lite import is_non_tensor
 from tensordict_lite.ragged import is_ragged
 

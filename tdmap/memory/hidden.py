@@ -37,7 +37,7 @@ HIDDEN = RUNS
 """Name of the folder, within that of a dataset."""
 
 SHARDS = "shards.json"
-"""Beside it: the manifest of a dataset of shards (see `tdmap.stores.manifest`)."""
+"""Beside it: the manifest of a dataset of shards (see `tdmap.shards.manifest`)."""
 
 SHARDS_RUN = f"{HIDDEN}/run.json"
 """What a run that writes shards is (see `tdmap.output.store`); other runs keep that in their journal."""

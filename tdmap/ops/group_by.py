@@ -41,7 +41,7 @@ from tdmap.reducers.base import Key
 from tdmap.run.context import Context
 from tdmap.run.operation import entry_point, operation_method
 from tdmap.run.options import MapGroupsOptions, Options
-from tdmap.stores.sharded import entry_names
+from tdmap.shards.sharded import entry_names
 from tensordict_lite import TensorDict, is_non_tensor
 
 ROW_NUMBER = "__row__"

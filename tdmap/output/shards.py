@@ -40,6 +40,7 @@ from tdmap.data.failures import are_failures, row_errors
 from tdmap.data.kinds import Data
 from tdmap.data.objects import blank_like
 from tdmap.data.sizes import row_bytes_of
+from tdmap.edges import edge
 from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
 from tdmap.events import Callback
 from tdmap.execution import Execution
@@ -56,7 +57,6 @@ from tdmap.output.store import (
     WRITING,
     LocalTarget,
     ShardWriter,
-    StoreTarget,
     Target,
     WrittenShard,
     facts_of,
@@ -71,10 +71,10 @@ from tdmap.run.identity import MAP, check_identity, differences, identify, refus
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Skipped
-from tdmap.stores.manifest import MANIFEST, ShardEntry, pack
-from tdmap.stores.opening import concat, open
-from tdmap.stores.sharded import ShardedDataset
-from tdmap.stores.sources import digest_of_bytes
+from tdmap.shards.manifest import MANIFEST, ShardEntry, pack
+from tdmap.shards.opening import concat, open
+from tdmap.shards.sharded import ShardedDataset
+from tdmap.shards.sources import digest_of_bytes
 from tensordict_lite import is_tensor_collection
 from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_part
 from tensordict_lite.memmap.disk.files import is_there
@@ -122,7 +122,10 @@ class Shards:
         if not isinstance(out, (str, os.PathLike)):
             raise ValueError("rows_per_shard= writes a folder of shards: pass out=its path, or a URL.")
         path = os.fspath(out)
-        self.target: Target = StoreTarget(path, dict(options or {})) if is_url(path) else LocalTarget(local_path(path))
+        if is_url(path):
+            self.target: Target = edge("shards in an object store")(path, dict(options or {}))
+        else:
+            self.target = LocalTarget(local_path(path))
         self.rows_per_shard = rows_per_shard
         self.execution = execution
         self.overwrite = overwrite

@@ -23,7 +23,7 @@ from tdmap.run import disk
 from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, plan_of
 from tdmap.run.log import History
 from tdmap.run.run import AFTER_CRASH
-from tdmap.stores.manifest import MANIFEST
+from tdmap.shards.manifest import MANIFEST
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""

@@ -25,28 +25,20 @@ from torch import Tensor
 
 from tdmap.data.entries import no_column, path_of
 from tdmap.data.kinds import Data
-from tdmap.stores.sources import OpenRows, RowSource, content_of, state_of
+from tdmap.shards.sources import OpenRows, RowSource, content_of, state_of
 from tensordict_lite import Ragged, TensorDict, packages
 from tensordict_lite.arrays import tensor_of
 from tensordict_lite.errors import DatasetError
-from tensordict_lite.memmap.disk.format import META
 from tensordict_lite.persistent import zarrstore
 from tensordict_lite.persistent.entries import open_hdf5, walk
 
 if TYPE_CHECKING:
     import h5py
 
-SUFFIXES = (".zarr", ".h5", ".hdf5", ".nc", ".nc4", ".netcdf")
-
 ORDER = "tdmap_columns"
 """Attribute of a Zarr store: paths of its arrays, in the order of the columns."""
 
 Path = tuple[str, ...]
-
-
-def is_arrays(path: str) -> bool:
-    """Whether a path of this machine is a Zarr store or an HDF5 file, by its name."""
-    return path.rstrip("/").lower().endswith(SUFFIXES) and os.path.exists(path) and not os.path.exists(f"{path}/{META}")
 
 
 class ArraySource(RowSource):

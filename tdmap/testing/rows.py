@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import tdmap
 from tdmap.data.kinds import Data
-from tdmap.stores import RowSource, ShardedDataset
+from tdmap.shards import RowSource, ShardedDataset
 from tensordict_lite import TensorDict, is_tensor_collection
 from tensordict_lite.views import is_leaf_nontensor
 

@@ -18,7 +18,7 @@ from tdmap.datasets.formats import batches_of
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile
 from tdmap.runtime.scheduler import Scheduler
-from tdmap.stores.sources import FolderSource
+from tdmap.shards.sources import FolderSource
 from tdmap.testing.rows import CASES
 from tdmap.types import OpenRows, RowSource
 from tensordict_lite import TensorDict

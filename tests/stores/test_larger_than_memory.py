@@ -11,7 +11,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.reducers import Sum
-from tdmap.stores.sharded import ShardedDataset, entry_names
+from tdmap.shards.sharded import ShardedDataset, entry_names
 from tensordict_lite import TensorDict
 from tests.products import sampled
 from tests.stores.kinds import same

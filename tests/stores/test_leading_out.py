@@ -11,7 +11,7 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.stores.sources import digest_of
+from tdmap.shards.sources import digest_of
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError
 

@@ -13,7 +13,7 @@ import torch
 
 import tdmap
 from tdmap.reducers import Sum
-from tdmap.stores import sources
+from tdmap.shards import sources
 from tensordict_lite import TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 from tests.processes import in_child

@@ -29,7 +29,7 @@ class ShardEntry(NamedTuple):
     """Relative to that of the manifest, with slashes."""
     rows: int
     meta: str
-    """The digest of its metadata (`tdmap.stores.sources.digest_of_bytes`)."""
+    """The digest of its metadata (`tdmap.shards.sources.digest_of_bytes`)."""
     bytes: int
     """Of its tensors."""
 

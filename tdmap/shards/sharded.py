@@ -24,7 +24,7 @@ from tdmap.data.kinds import Ahead, Data, Picks, Rows
 from tdmap.data.reader import InMemory, cut, rows_of
 from tdmap.data.sizes import row_bytes_of
 from tdmap.process_state import on_host
-from tdmap.stores.sources import SourceSpan, spans_of
+from tdmap.shards.sources import SourceSpan, spans_of
 from tensordict_lite import NonTensorData, TensorDict, is_non_tensor
 from tensordict_lite.api.engine import EngineOps
 from tensordict_lite.base import TensorCollection

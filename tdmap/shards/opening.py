@@ -11,22 +11,24 @@ from torch import Tensor
 from tdmap.data.entries import no_column, path_of, require_list
 from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema
+from tdmap.edges import edge
 from tdmap.errors import OutputMismatch
 from tdmap.memory.hidden import AnyPath
 from tdmap.process_state import on_host
-from tdmap.stores.arrays import ArraySource, is_arrays
-from tdmap.stores.manifest import MANIFEST, ShardEntry, unpack, why_no_dataset
-from tdmap.stores.remote import members_at
-from tdmap.stores.sharded import ShardedDataset
-from tdmap.stores.sources import FolderSource, MemorySource, RowSource, Run, digest_of, spans_of
+from tdmap.shards.manifest import MANIFEST, ShardEntry, unpack, why_no_dataset
+from tdmap.shards.sharded import ShardedDataset
+from tdmap.shards.sources import FolderSource, MemorySource, RowSource, Run, digest_of, spans_of
 from tensordict_lite import TensorDict, is_non_tensor, is_tensor_collection
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
-from tensordict_lite.memmap.disk.format import read_small
+from tensordict_lite.memmap.disk.format import META, read_small
 from tensordict_lite.memmap.plan import mapped_root
 from tensordict_lite.objects.data import same_payload
 from tensordict_lite.paths import is_url, local_path
 
 MAX_MANIFEST = 1 << 28
+
+ARRAYS = (".zarr", ".h5", ".hdf5", ".nc", ".nc4", ".netcdf")
+"""How the names of Zarr stores and of HDF5 files end."""
 
 
 @on_host
@@ -213,6 +215,11 @@ def _local(source: AnyPath) -> str | None:
     return None if is_url(text) else local_path(text)
 
 
+def is_arrays(path: str) -> bool:
+    """Whether a path of this machine is a Zarr store or an HDF5 file, by its name."""
+    return path.rstrip("/").lower().endswith(ARRAYS) and os.path.exists(path) and not os.path.exists(f"{path}/{META}")
+
+
 def _members_of(
     source: AnyPath | RowSource, columns: list[str] | None, storage_options: dict[str, Any] | None
 ) -> list[RowSource]:
@@ -220,10 +227,10 @@ def _members_of(
         return [source]
     path = _local(source)
     if path is None:
-        return list(members_at(str(source), storage_options or {}))
+        return list(edge("dataset at a URL")(str(source), storage_options or {}))
     path = os.path.abspath(path)
     if is_arrays(path):
-        return [ArraySource(path, columns)]
+        return [edge("arrays as rows")(path, columns)]
     if not os.path.lexists(f"{path}/{MANIFEST}"):
         return [_folder_at(path)]
     listed = unpack(f"{path}/{MANIFEST}", read_small(f"{path}/{MANIFEST}", path, MAX_MANIFEST))
