@@ -127,7 +127,9 @@ _SAFE: list[Any] = [
 ]
 _add_safe_globals(_SAFE)
 
-_LATER = {"PersistentTensorDict": "tensordict_lite.persistent"}
+_LATER = {
+    "PersistentTensorDict": "tensordict_lite.persistent",
+}
 """Names that are imported at their first use, by the module that defines them."""
 
 

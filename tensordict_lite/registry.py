@@ -9,7 +9,7 @@ up too early.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from tensordict_lite import dense, lazy, memmap, nn, objects
@@ -51,6 +51,14 @@ rewrite: Callable[..., None]
 TensorDictParams: type[nn.TensorDictParams]
 row_of_uninitialized: Callable[..., Any]
 tell_slot: Callable[..., Any]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        if name not in __annotations__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise ModuleNotFoundError(f"this needs {name!r} of a package that was left out of this installation.")
 
 
 def register(**parts: Any) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import read, write
 from tensordict_lite import NonTensorData, NonTensorStack, Ragged, TensorDict, tensorclass
 
 WORDS = ["a", "b", "c", "d"]
@@ -188,7 +187,7 @@ PATHS = {
     "pass": lambda data, out: tdmap.map(data, lambda rows: rows, out=out),
     "filter": lambda data, out: tdmap.filter(data, lambda rows: rows["i"] >= 0, out=out),
     "sort": lambda data, out: tdmap.sort(data, "i", out=out),
-    "parquet": lambda data, out: write(data, f"{out}.parquet"),
+    "parquet": lambda data, out: tdmap.datasets.write(data, f"{out}.parquet"),
 }
 
 
@@ -197,7 +196,7 @@ PATHS = {
 def test_paths_are_text_in_files(how, rows, tmp_path):
     data = TensorDict({"p": [Path("a", str(n)) for n in range(rows)], "i": torch.arange(rows)}, [rows])
     PATHS[how](data, tmp_path / "out")
-    found = read(tmp_path / "out.parquet") if how == "parquet" else tdmap.open(tmp_path / "out")
+    found = tdmap.datasets.read(tmp_path / "out.parquet") if how == "parquet" else tdmap.open(tmp_path / "out")
     assert list(found["p"]) == [str(Path("a", str(n))) for n in range(rows)]
     assert data["p"][0] == Path("a/0")
 

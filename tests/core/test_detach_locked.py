@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensordict_lite import LazyStackedTensorDict, TensorDict, TensorDictParams, tensorclass
+import tensordict_lite as lib
+from tensordict_lite import LazyStackedTensorDict, TensorDict, tensorclass
 from tests.differential.harness.namespace import PROJECT
 from tests.differential.interface.drawing import _compiled, _scope
 from tests.differential.interface.expressions import EXPRESSIONS
@@ -110,7 +111,7 @@ def test_what_may_be_swapped_under_a_lock_is_detached_anew() -> None:
     assert text.detach()["s"] == "after"
 
     row, stack = Row(a=torch.ones(3), batch_size=[3]), LazyStackedTensorDict(tree(), tree())
-    for part in (row, stack, TensorDictParams(tree())):
+    for part in (row, stack, lib.TensorDictParams(tree())):
         for other in (part, TensorDict({"x": part}, [])):
             assert other.lock_().detach() is not other.detach()
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import NonTensorData, NonTensorStack, PersistentTensorDict, TensorDict, lazy_stack, tensorclass
+import tensordict_lite as lib
+from tensordict_lite import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 from tensordict_lite.errors import KeyThroughLeafError
 
 
@@ -146,7 +147,7 @@ def test_a_key_below_a_tensor_is_told_from_one_that_is_missing(
 ) -> None:
     if kind == "file":
         pytest.importorskip("h5py")
-        data: Any = PersistentTensorDict.from_dict(_dense().select("t", "n"), tmp_path / "d.h5")
+        data: Any = lib.PersistentTensorDict.from_dict(_dense().select("t", "n"), tmp_path / "d.h5")
     else:
         data = KINDS[kind]()
     if data.is_locked and write in ("pop", "del_", "rename_key_"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import DatasetError, NonTensorData, NonTensorStack, Ragged, TensorDict, from_consolidated
+from tensordict_lite import DatasetError, NonTensorData, NonTensorStack, Ragged, TensorDict
 from tensordict_lite.memmap import tuning
 from tensordict_lite.memmap.checksum import store, verify
 from tests import interpreters
@@ -123,7 +123,7 @@ def through_file(data: TensorDict, folder: Path) -> TensorDict:
 
 def reopened(data: TensorDict, folder: Path) -> TensorDict:
     data.consolidate(folder / "c")
-    return from_consolidated(folder / "c")
+    return TensorDict.from_consolidated(folder / "c")
 
 
 def packed(data: TensorDict, folder: Path, compression: str | None) -> TensorDict:
@@ -463,7 +463,7 @@ def test_rows_lie_in_the_consolidated_storage(kind: str, choice: str, to_file: b
     data = made(kind)[CHOICES[choice]]
     data.arrow_types = {"x": "date64[ms]"}
     found = data.consolidate(tmp_path / "c" if to_file else None)
-    loaded = from_consolidated(tmp_path / "c") if to_file else pickle.loads(pickle.dumps(found))
+    loaded = TensorDict.from_consolidated(tmp_path / "c") if to_file else pickle.loads(pickle.dumps(found))
     for each in (found, loaded):
         assert rows_of(each) == rows_of(data) and each.is_consolidated() and each.arrow_types == {"x": "date64[ms]"}
         column, storage = each.get(("in", "v")).column, each["x"].untyped_storage()
@@ -493,7 +493,7 @@ def test_the_reference_opens_consolidated_rows(kind: str, text_rows: int, rows: 
     data.arrow_types = {"x": "date64[ms]"}
     with tuning.use(text_rows=text_rows):
         data.consolidate(tmp_path / "c")
-    loaded = from_consolidated(tmp_path / "c")
+    loaded = TensorDict.from_consolidated(tmp_path / "c")
     assert rows_of(loaded) == plain(KINDS[kind][:rows]) and loaded.arrow_types == data.arrow_types
     theirs = reference.from_consolidated(tmp_path / "c")
     assert theirs["x"].tolist() == list(range(rows))
@@ -547,14 +547,14 @@ def test_hostile_metadata_of_consolidated_rows_is_refused(name: str, tmp_path: P
         path.write_bytes(storage + told + sizes[0] + magic + about + sizes[1])
 
     write(more, level)
-    assert rows_of(TensorDict({"in": from_consolidated(path)}, [ROWS])) == plain(KINDS["pairs"])
+    assert rows_of(TensorDict({"in": TensorDict.from_consolidated(path)}, [ROWS])) == plain(KINDS["pairs"])
     HOSTILE[name](level, more)
     write(more, level)
     with pytest.raises(DatasetError, match=re.escape(str(path))):
-        from_consolidated(path)
+        TensorDict.from_consolidated(path)
     path.write_bytes(storage + (1 << 40).to_bytes(8, "little") + magic + about + len(about).to_bytes(8, "little"))
     with pytest.raises(DatasetError, match="impossible length"):
-        from_consolidated(path)
+        TensorDict.from_consolidated(path)
 
 
 @kinds
@@ -567,7 +567,7 @@ def test_damaged_offsets_of_a_consolidated_file_are_named_by_row(kind: str, offs
     start = level["leaves"]["<NJT_OFFSETS>v"][2] + 8 * 5
     content[start : start + 8] = offset.to_bytes(8, "little", signed=True)
     path.write_bytes(content)
-    data = from_consolidated(path)
+    data = TensorDict.from_consolidated(path)
     assert plain([data[1]["in", "v"]]) == plain([KINDS[kind][1]])
     for read in (lambda: rows_of(data), lambda: data[4]["in", "v"], lambda: data.get(("in", "v")).flat()):
         with pytest.raises(DatasetError, match=rf"{path}.*row 4 has the values"):

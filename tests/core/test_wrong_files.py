@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tensordict_lite as lib
-from tensordict_lite import TensorDict, to_safetensors
+from tensordict_lite import TensorDict
 
 FORMATS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any], str, str]] = {
     "h5": (lambda data, path: data.to_h5(path).close(), lib.from_h5, "h5py", "HDF5 file"),
@@ -19,8 +19,13 @@ FORMATS: dict[str, tuple[Callable[[Any, Path], Any], Callable[[Path], Any], str,
     "parquet": (lambda data, path: data.to_parquet(path), lib.from_parquet, "pyarrow", "Parquet|known format"),
     "csv": (lambda data, path: data.to_csv(path), lib.from_csv, "pyarrow", "as csv|known format|row 1|has no rows"),
     "json": (lambda data, path: data.to_json(path), lib.from_json, "pyarrow", "as json|known format|has no rows"),
-    "consolidated": (lambda data, path: data.consolidate(path), lib.from_consolidated, "torch", "file"),
-    "safetensors": (lambda data, path: to_safetensors(data, path), lib.from_safetensors, "safetensors", "safetensors"),
+    "consolidated": (lambda data, path: data.consolidate(path), TensorDict.from_consolidated, "torch", "file"),
+    "safetensors": (
+        lambda data, path: lib.to_safetensors(data, path),
+        lambda path: lib.from_safetensors(path),
+        "safetensors",
+        "safetensors",
+    ),
     "folder": (lambda data, path: data.memmap(path), lib.load_memmap, "torch", "dataset|is truncated"),
     "tdz": (lambda data, path: data.save(path), lib.load_memmap, "torch", "dataset|truncated"),
 }  # fmt: skip

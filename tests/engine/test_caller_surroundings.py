@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import from_dataset, read, write
 from tensordict_lite import TensorDict
 from tests.engine.conftest import put
 
@@ -168,7 +167,7 @@ def umask():
 
 def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, pool, umask):
     data = TensorDict({"x": torch.arange(40)}, [40])
-    write({"x": torch.arange(10), "s": ["a"] * 10}, source := tmp_path / "t.parquet")
+    tdmap.datasets.write({"x": torch.arange(10), "s": ["a"] * 10}, source := tmp_path / "t.parquet")
 
     def touch(chunk):
         Path(f"{tmp_path}/{mask:o}/of the function").touch()
@@ -183,8 +182,8 @@ def test_files_of_warm_workers_have_the_umask_of_the_caller(tmp_path, pool, umas
         tdmap.sort(data, "x", out=out / "sorted", pool=pool)
         tdmap.flat_map(data, lambda c: c, out=out / "flat", pool=pool)
         data.pipeline().map(lambda c: c).write(out / "pipeline", pool=pool)
-        read(source, out / "read", pool=pool)
-        from_dataset([{"x": i, "s": "a"} for i in range(9)], out / "dataset", pool=pool)
+        tdmap.datasets.read(source, out / "read", pool=pool)
+        tdmap.datasets.from_dataset([{"x": i, "s": "a"} for i in range(9)], out / "dataset", pool=pool)
         made = [path for path in out.rglob("*") if ".tdmap" not in path.parts]
         modes = {path: path.stat().st_mode & 0o777 for path in made}
         assert modes == {path: (0o777 if path.is_dir() else 0o666) & ~mask for path in made}

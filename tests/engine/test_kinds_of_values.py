@@ -6,7 +6,6 @@ import torch
 
 import tdmap
 from tdmap import reducers
-from tdmap.datasets import read, write
 from tdmap.errors import OutputMismatch
 from tensordict_lite import TensorDict
 
@@ -83,8 +82,8 @@ def test_a_lazy_view_counts_as_the_values_that_it_shows(name, view, workers):
 @pytest.mark.parametrize("ending", [".npz", ".parquet", ".csv", ".jsonl", ".arrow", ".h5", ".zarr"])
 @pytest.mark.parametrize("view", ["neg float", "neg int"])
 def test_a_lazy_view_is_written_as_the_values_that_it_shows(view, ending, tmp_path):
-    write({"x": (x := VIEWS[view]())}, tmp_path / f"t{ending}")
-    assert read(tmp_path / f"t{ending}")["x"].tolist() == x.tolist()
+    tdmap.datasets.write({"x": (x := VIEWS[view]())}, tmp_path / f"t{ending}")
+    assert tdmap.datasets.read(tmp_path / f"t{ending}")["x"].tolist() == x.tolist()
     data = TensorDict({"x": x, "c": VIEWS["conj"]()}, [6])
     assert data.to_h5(tmp_path / "td.h5")["c"].tolist() == data["c"].tolist()
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import tokenise
 from tensordict_lite import Ragged, TensorDict, lazy_stack
 
 
@@ -121,5 +120,6 @@ def test_ragged_entries_without_rows_stay_ragged(out, tmp_path):
     assert len(made) == 0 and list(made.keys()) == ["y", "s"] and made["y"].dtype is torch.float32
     assert made.get("s").kind == "str"
     place = None if out is None else tmp_path / "tokens"
-    tokens = tokenise(none, lambda texts: [[1] for _ in texts], "s", out=place, dtype=torch.int32, num_workers=0)
+    options = {"out": place, "dtype": torch.int32, "num_workers": 0}
+    tokens = tdmap.datasets.tokenise(none, lambda texts: [[1] for _ in texts], "s", **options)
     assert len(tokens) == 0 and tokens["input_ids"].kind == "tensor" and tokens["input_ids"].dtype is torch.int32

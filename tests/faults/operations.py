@@ -12,7 +12,6 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.datasets import pack
 from tdmap.ops.permute import permute
 from tdmap.reducers import Count, Mean, Reducer
 from tensordict_lite import Ragged, TensorDict
@@ -112,7 +111,7 @@ VARIANTS: dict[str, Operation] = {
         if out is not None
         else tdmap.Pipeline(data, seed=5).shuffle(2).map(same).filter(some).collect(**o)
     ),
-    "pack": lambda data, **o: pack(_texts(data), "ids", 7, **o),
+    "pack": lambda data, **o: tdmap.datasets.pack(_texts(data), "ids", 7, **o),
 }
 """Calls that take other ways than those of the cells."""
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import tdmap
+import tensordict_lite as lib
 from tdmap.errors import AlreadyComplete
-from tensordict_lite import TensorClass, TensorDict, load_memmap, unpack_memmap
+from tensordict_lite import TensorClass, TensorDict, load_memmap
 from tests.products import sampled
 
 ROWS = 100
@@ -49,7 +50,7 @@ KINDS = {kind.__name__: kind for kind in (dense, nested, with_words, typed, larg
 
 def unpack(rows: Any, folder: Path) -> None:
     rows.memmap(folder.with_suffix(".tdz"))
-    unpack_memmap(folder.with_suffix(".tdz"), folder)
+    lib.unpack_memmap(folder.with_suffix(".tdz"), folder)
 
 
 SAVES = {

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import tdmap
-from tdmap.datasets import write
 from tdmap.errors import OutputMismatch
 from tdmap.functions import adapted, as_function, modules_of, moved
 from tdmap.plan import make_plan
@@ -202,7 +201,7 @@ def test_times_that_a_function_passes_on_keep_their_type(workers: int, tmp_path:
     for name, result in rows.items():
         assert result.arrow_types == {"day": "timestamp[us]"}, name
     parquet = pytest.importorskip("pyarrow.parquet")
-    write(rows["map_groups"], tmp_path / "x.parquet")
+    tdmap.datasets.write(rows["map_groups"], tmp_path / "x.parquet")
     assert [str(field.type) for field in parquet.read_schema(tmp_path / "x.parquet")] == ["timestamp[us]", "int64"]
     for other in (lambda rows: {"time": rows["time"].int()}, lambda rows: {"t": rows["time"] + 1}):
         assert tdmap.map(TIMES, other, **options).arrow_types == {}

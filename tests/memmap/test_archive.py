@@ -30,6 +30,7 @@ from tensordict_lite import (
 )
 from tensordict_lite.errors import ArchiveError, ArchiveNotFoundError, DatasetNotFoundError
 from tensordict_lite.memmap import tuning
+from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.checksum import store, verify
 from tensordict_lite.memmap.disk import crc, mapping
 from tests.memmap.test_roundtrip import assert_same
@@ -505,3 +506,27 @@ def test_data_is_written_in_parts_of_any_size(lacking: str, tmp_path: Path, monk
         with tuning.use(**parts):
             pack_memmap(tmp_path / f"d{threads}", tmp_path / "y.tdz", num_threads=threads)
         assert_entries(TensorDict.load_memmap(tmp_path / "y.tdz"), saved)
+
+
+@pytest.mark.parametrize("rows", [50, 400_000], ids=["pages", "large"])
+def test_an_archive_holds_what_was_there_at_one_moment(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves that exchange one file leave the metadata as they are: nothing else tells of them."""
+    path, real, others = tmp_path / "d", write.FileData.read, ["x", "y"]
+    TensorDict({key: torch.full((rows,), 1) for key in ("x", "y")}, [rows]).memmap(path)
+
+    def read(self: write.FileData, start: int, stop: int) -> memoryview:
+        part = real(self, start, stop)
+        if self.path.endswith("x.memmap"):
+            while others:
+                data = TensorDict.load_memmap(path).unlock_()
+                data[others.pop(0)] = torch.full((rows,), 2)
+                data.memmap_(path)
+        return part
+
+    monkeypatch.setattr(write.FileData, "read", read)
+    pack_memmap(path, tmp_path / "d.tdz")
+    archive = TensorDict.load_memmap(tmp_path / "d.tdz")
+    assert not others
+    assert [archive[key].unique().tolist() for key in ("x", "y")] == [[2], [2]]

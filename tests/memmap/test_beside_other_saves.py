@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import tdmap
-from tensordict_lite import DatasetError, DatasetWriter, TensorDict, append_memmap, pack_memmap
+from tensordict_lite import DatasetError, DatasetWriter, TensorDict, append_memmap
 from tensordict_lite.memmap import save as saving
 from tensordict_lite.memmap import tuning
-from tensordict_lite.memmap.archive import write
 from tensordict_lite.memmap.disk import staging
 from tests.processes import call_at
 
@@ -96,34 +95,6 @@ def test_nothing_to_write_is_found_again_where_another_save_came_first(
     monkeypatch.setattr(saving, "reading", reading)
     assert values(data.memmap(tmp_path / "d")) == [1] and not others
     assert values(TensorDict.load_memmap(tmp_path / "d")) == [1]
-
-
-def save_one_entry(path: Path, key: str, value: int) -> None:
-    data = TensorDict.load_memmap(path).unlock_()
-    data[key] = torch.full_like(data[key], value)
-    data.memmap_(path)
-
-
-@pytest.mark.parametrize("rows", [50, 400_000], ids=["pages", "large"])
-def test_an_archive_holds_what_was_there_at_one_moment(
-    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Saves that exchange one file leave the metadata as they are: nothing else tells of them."""
-    path, real, others = tmp_path / "d", write.FileData.read, [("x", 2), ("y", 2)]
-    TensorDict({key: torch.full((rows,), 1) for key in ("x", "y")}, [rows]).memmap(path)
-
-    def read(self: write.FileData, start: int, stop: int) -> memoryview:
-        part = real(self, start, stop)
-        if self.path.endswith("x.memmap"):
-            while others:
-                save_one_entry(path, *others.pop(0))
-        return part
-
-    monkeypatch.setattr(write.FileData, "read", read)
-    pack_memmap(path, tmp_path / "d.tdz")
-    archive = TensorDict.load_memmap(tmp_path / "d.tdz")
-    assert not others
-    assert [archive[key].unique().tolist() for key in ("x", "y")] == [[2], [2]]
 
 
 # -- rows that wait for a dataset which a save replaces ---------------------------------------------------------------

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import LazyStackedTensorDict, NonTensorStack, TensorDict, from_consolidated
+from tensordict_lite import LazyStackedTensorDict, NonTensorStack, TensorDict
 
 WAYS: dict[str, Callable[[TensorDict, Path], Any]] = {
     "folder": lambda td, path: TensorDict.load_memmap((td.save(path), path)[1]),
     "archive": lambda td, path: TensorDict.load_memmap((td.save(path, archive=True), path)[1]),
     "consolidated": lambda td, path: td.consolidate(),
-    "consolidated file": lambda td, path: from_consolidated((td.consolidate(path), path)[1]),
+    "consolidated file": lambda td, path: TensorDict.from_consolidated((td.consolidate(path), path)[1]),
     "pickled": lambda td, path: pickle.loads(pickle.dumps(td.consolidate())),
 }
 

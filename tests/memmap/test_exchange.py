@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from tensordict_lite import TensorClass, TensorDict, lazy_stack, unpack_memmap
+import tensordict_lite as lib
+from tensordict_lite import TensorClass, TensorDict, lazy_stack
 from tensordict_lite.errors import DatasetNotFoundError
 from tensordict_lite.memmap.checksum import store
 from tensordict_lite.memmap.disk import staging
@@ -69,7 +70,7 @@ def unpack(path: Path, value: int) -> None:
     if value == 1:
         return save_all(path, 1)
     dataset(value).save(path.with_suffix(".tdz"))
-    unpack_memmap(path.with_suffix(".tdz"), path)
+    lib.unpack_memmap(path.with_suffix(".tdz"), path)
 
 
 def change_an_entry(path: Path, value: int) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tensordict_lite import NonTensorStack, TensorClass, TensorDict, pack_memmap
+import tensordict_lite as lib
+from tensordict_lite import NonTensorStack, TensorClass, TensorDict
 from tensordict_lite.errors import DatasetError, DatasetNotFoundError
 
 DENSE = "<class 'tensordict._td.TensorDict'>"
@@ -49,7 +50,7 @@ def nested(root: Path, version: str) -> Path:
 def test_nested_folders_are_found(tmp_path: Path, version: str, packed: bool) -> None:
     """Version 0.3 does not list them, and the present reference drops them without a word."""
     root = nested(tmp_path / "d", version)
-    loaded = TensorDict.load_memmap(pack_memmap(root, tmp_path / "x.tdz") if packed else root)
+    loaded = TensorDict.load_memmap(lib.pack_memmap(root, tmp_path / "x.tdz") if packed else root)
     assert loaded["a b"].tolist() == [0, 1] and loaded["none"].shape == (2, 0)
     assert loaded["n", "x"].sum() == 6 and loaded["n", "m", "y"].tolist() == [False, False]
     assert loaded["w x"].is_empty() and loaded["w x"].batch_size == torch.Size([2])
@@ -113,7 +114,7 @@ def test_one_byte_more_than_the_metadata_says(tmp_path: Path) -> None:
         file = root / "n" / "x.memmap"
         file.write_bytes(file.read_bytes() + b"\0")
         assert TensorDict.load_memmap(root)["n", "x"].sum() == 6
-        assert TensorDict.load_memmap(pack_memmap(root, tmp_path / "x.tdz"))["n", "x"].sum() == 6
+        assert TensorDict.load_memmap(lib.pack_memmap(root, tmp_path / "x.tdz"))["n", "x"].sum() == 6
         file.write_bytes(file.read_bytes() + b"\0")
         with pytest.raises(DatasetError, match="does not fit the metadata"):
             TensorDict.load_memmap(root)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+import tensordict_lite as lib
 from tensordict_lite import (
     DatasetError,
     DatasetWriter,
     MemoryMappedTensor,
     TensorDict,
     lazy_stack,
-    pack_memmap,
-    unpack_memmap,
 )
 from tests.processes import beside, seen_by
 
@@ -48,10 +47,10 @@ def test_no_rows_over_rows(how: str, tmp_path: Path) -> None:
     none = none[none["x"] > 10]
     if how == "unpack":
         none.save(tmp_path / "a.tdz")
-        unpack_memmap(tmp_path / "a.tdz", path)
+        lib.unpack_memmap(tmp_path / "a.tdz", path)
     else:
         getattr(none, how)(path)
-    for found in (TensorDict.load_memmap(path), TensorDict.load(pack_memmap(path, tmp_path / "b.tdz"))):
+    for found in (TensorDict.load_memmap(path), TensorDict.load(lib.pack_memmap(path, tmp_path / "b.tdz"))):
         assert found.batch_size == (0,) and found["n", "y"].shape == (0, 2) and len(found["w"]) == 0
     assert how == "unpack" or not (path / "x.memmap").exists()
     rows.memmap(path)
@@ -74,9 +73,9 @@ def test_a_shorter_stack_over_a_longer_one(tmp_path: Path) -> None:
     assert [row.tolist() for row in found.get("x", as_list=True)] == [[0, 1], [0, 1, 2]]
     stack(2).save(tmp_path / "a.tdz")
     stack(3).memmap(tmp_path / "u")
-    unpack_memmap(tmp_path / "a.tdz", tmp_path / "u")
+    lib.unpack_memmap(tmp_path / "a.tdz", tmp_path / "u")
     assert TensorDict.load_memmap(tmp_path / "u").batch_size == (2,)
-    assert TensorDict.load(pack_memmap(tmp_path / "u", tmp_path / "b.tdz")).batch_size == (2,)
+    assert TensorDict.load(lib.pack_memmap(tmp_path / "u", tmp_path / "b.tdz")).batch_size == (2,)
 
 
 def written(path: Path) -> Path:
@@ -111,7 +110,7 @@ def many(value: int) -> TensorDict:
 
 READ = {
     "load": lambda folder: TensorDict.load_memmap(folder),
-    "pack": lambda folder: TensorDict.load(pack_memmap(folder, f"{folder}.tdz")),
+    "pack": lambda folder: TensorDict.load(lib.pack_memmap(folder, f"{folder}.tdz")),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 import tdmap
 import tensordict_lite
-from tensordict_lite import DatasetError, Ragged, TensorDict, from_consolidated
+from tensordict_lite import DatasetError, Ragged, TensorDict
 from tensordict_lite.memmap import tuning
 
 ROWS = tuning.DEFAULT.text_rows + 3
@@ -194,7 +194,7 @@ def test_few_rows_of_many_bytes_are_in_files(kind: str, way: str, tmp_path: Path
     with tuning.use(text_bytes=100):
         if way == "consolidated":
             data.consolidate(tmp_path / "x")
-            loaded = from_consolidated(tmp_path / "x")
+            loaded = TensorDict.from_consolidated(tmp_path / "x")
         elif way in ("map", "filter"):
             call = (lambda chunk: chunk) if way == "map" else (lambda chunk: chunk["n"] >= 0)
             getattr(tdmap, way)(data, call, out=tmp_path / "x", num_workers=0)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import tdmap
 from tdmap.cli import app
-from tensordict_lite import Ragged, TensorDict, pack_memmap
+from tensordict_lite import Ragged, TensorDict
 from tests.products import sampled
 
 ROWS = 40
@@ -93,7 +93,7 @@ def test_stats_are_of_the_columns_of_numbers(run):
 
 
 def test_an_archive_is_a_dataset(run, folder, tmp_path):
-    pack_memmap(folder / "half", folder / "half.tdz")
+    TensorDict.load_memmap(folder / "half").save(folder / "half.tdz")
     run(f"map on_rows:same half.tdz {tmp_path / 'out'} --num-workers 0")
     assert TensorDict.load_memmap(tmp_path / "out")["n"].tolist() == list(range(0, ROWS, 2))
 

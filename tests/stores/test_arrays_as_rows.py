@@ -12,7 +12,6 @@ import torch
 
 import tdmap
 from tdmap import tuning
-from tdmap.cli.requests import open_rows
 from tdmap.datasets import read, write
 from tdmap.datasets.formats import batches_of
 from tdmap.datasets.textfiles.reading import TextTypes
@@ -282,9 +281,8 @@ def test_a_file_can_be_open_in_several_ways(tmp_path: Path, first: str) -> None:
     del kept
 
 
-def test_commands_and_lists_take_the_path(tmp_path: Path) -> None:
+def test_lists_take_the_path(tmp_path: Path) -> None:
     path = save_zarr(tmp_path / "a.zarr", 3, 5)
-    assert len(open_rows(Path(path))) == ROWS
     rows().memmap(tmp_path / "folder")
     both = tdmap.open([path, save_hdf5(tmp_path / "b.h5"), tmp_path / "folder", Numbers("numbers", ROWS)])
     assert both["x"].tolist() == [*range(ROWS)] * 4 and both.ends == [ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS]

@@ -127,12 +127,13 @@ def build(library: str, used: set[str]) -> dict[str, Any]:
     """A fresh namespace with the library's names and only those fixtures that ``used`` mentions."""
     lib = load(library)
     scope: dict[str, Any] = {name: getattr(lib, name) for name in dir(lib) if not name.startswith("_")}
+    modules = scope.get("nn")  # an edge, which may be deleted
     scope.update(
         lib=lib, TD=lib.TensorDict, torch=torch, np=np, copy=copy, pickle=pickle, io=io,
         dataclasses=dataclasses, collections=collections, F=torch.nn.functional, __name__="differential",
-        Mask=torch.tensor([True, False, True]), nn=torch.nn, mods=lib.nn, dist=torch.distributions,
-        Mod=lib.nn.TensorDictModule, Seq=lib.nn.TensorDictSequential,
-        Params=lib.TensorDictParams,
+        Mask=torch.tensor([True, False, True]), nn=torch.nn, mods=modules, dist=torch.distributions,
+        Mod=getattr(modules, "TensorDictModule", None), Seq=getattr(modules, "TensorDictSequential", None),
+        Params=scope.get("TensorDictParams"),
     )  # fmt: skip
     scope.update(_HELPERS)
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` formats its stack each time

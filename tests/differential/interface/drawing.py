@@ -75,7 +75,7 @@ def _scope(library: str) -> dict[str, Any]:
     lib = load(library)
     scope = {name: getattr(lib, name) for name in dir(lib) if not name.startswith("_")}
     scope.update(
-        TD=lib.TensorDict, Params=lib.TensorDictParams, torch=torch, math=math, np=np, nn=torch.nn, copy=copy,
+        TD=lib.TensorDict, Params=scope.get("TensorDictParams"), torch=torch, math=math, np=np, nn=torch.nn, copy=copy,
         pickle=pickle, collections=collections, Point=Point, with_of=_with_of, saved=_saved,
         delitem=operator.delitem, __name__=__name__,
     )  # fmt: skip
