@@ -150,7 +150,8 @@ class ChunkLoop:
         self._expect_changes = policy.in_place and reader.gives_views and self.settle is None
         self.meter = None if policy.meter is None else policy.meter(self)
         self._skipper = Skipper(self, policy.skip) if policy.skip else None
-        self._memory = Growth() if reader.private else None
+        returns = reader.order is not None and not reader.plan.unbind  # to a page, for copies of some of its rows
+        self._memory = Growth() if reader.private and not returns else None
         self._look_at(reader)
         self._compared = Comparisons() if self._exposed and reader.gives_views and self.settle is None else None
         self._ahead: WriteAhead | None = None
