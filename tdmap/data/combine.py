@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,10 @@ class Combined(Rows):
     @property
     def is_remote(self) -> bool:
         return any(part.is_remote for part in self.parts)
+
+    @property
+    def is_mapped(self) -> bool:
+        return all(part.is_mapped for part in self.parts)
 
     @property
     def chunk_bytes(self) -> int:
@@ -282,23 +287,26 @@ def take_from_parts(
         take: gives rows of a part, by their numbers in it.
         join: puts rows of several parts after one another.
     """
-    owners = torch.bucketize(rows, torch.tensor(ends), right=True)
-    order = torch.argsort(owners, stable=True)
-    parts, counts = torch.unique_consecutive(owners[order], return_counts=True)
-    groups = zip(parts.tolist(), rows[order].split(counts.tolist()))
+    numbers = rows.numpy()  # torch would wake its threads for few numbers, which takes ten times as long
+    owners = np.searchsorted(ends, numbers, side="right")
+    order = np.argsort(owners, kind="stable")
+    counts = np.bincount(owners)
+    groups = zip(counts.nonzero()[0].tolist(), torch.from_numpy(numbers[order]).split(counts[counts > 0].tolist()))
     pieces = [take(part, group - (ends[part - 1] if part else 0)) for part, group in groups]
     if len(pieces) == 1:
         return pieces[0]
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order))
-    return join(pieces)[back]
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return join(pieces)[torch.from_numpy(back)]
 
 
 def chosen(order: Picks, index: Picks) -> Picks:
     """Row numbers at some places."""
     if isinstance(index, range):
         return order[index.start : index.stop]
-    return index + order.start if isinstance(order, range) else order[index]
+    if isinstance(order, range):
+        return index + order.start if order.start else index
+    return order[index]
 
 
 def merge(pieces: list[Data]) -> Data:
