@@ -47,6 +47,11 @@ class Rows:
         return False
 
     @property
+    def is_mapped(self) -> bool:
+        """Rows are copied out of memory or mapped files: threads do that while the interpreter lock is free."""
+        return False
+
+    @property
     def selects(self) -> bool:
         """`select` neither reads nor copies a column."""
         return True

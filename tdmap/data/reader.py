@@ -135,7 +135,7 @@ class InMemory(Rows):
 
     __slots__ = ("data", "dim")
 
-    is_view = True
+    is_view = is_mapped = True
 
     def __init__(self, data: Data, dim: int = 0) -> None:
         self.data = data

@@ -310,7 +310,8 @@ def head_job(
     views = source.order is None and not isinstance(source.data, Combined)
     policy = settings.policy(number)
     if policy.seed is not None:
-        policy = replace(policy, seed=apart(policy.seed, head.view.shares))
+        seed = apart(policy.seed, head.view.shares) if head.calls or then is not None else None
+        policy = replace(policy, seed=seed)
     work = Work(head.stages, views, then, empty, given and settings.is_here)
     return Job(source, plan, work, policy, on_row_error=settings.on_row_error)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -518,7 +519,10 @@ class JobIterator(PieceIterator):
     def _run(self, chunk: int) -> Iterator[Any]:
         """The rest of the epoch that the next chunk is in, as far as this process has it."""
         chunks, settings, only = self._chunks, self._settings, None
-        epoch = chunks.epoch_of(chunk)
+        head, epoch = chunks.head, chunks.epoch_of(chunk)
+        if settings.execution is not None and head.view.is_mapped and not head.calls:
+            # A process would send back what a thread copies in the same time.
+            settings = replace(settings, execution=settings.execution.near(chunks.size * head.view.row_bytes))
         start = chunk - chunks.first(epoch)
         if self._share.step > 1:
             only = self._own(chunk, epoch)

@@ -86,6 +86,11 @@ class Head:
         return (*self.view.stages, *self.tail)
 
     @property
+    def calls(self) -> bool:
+        """Whether a function of the user's is called."""
+        return call_in(self.view) is not None or any(isinstance(stage, Call) for stage in self.tail)
+
+    @property
     def elements(self) -> int | None:
         """Rows or batches, of all epochs together; None when that is not known."""
         rows = self.view.length

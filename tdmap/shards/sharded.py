@@ -138,6 +138,10 @@ class ShardedDataset(Rows, EngineOps):
         return self._parts.is_remote
 
     @property
+    def is_mapped(self) -> bool:
+        return self._read_bytes is None
+
+    @property
     def like(self) -> Data:
         if self._none is None:
             self._none = self._spans[0].like

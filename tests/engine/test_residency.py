@@ -50,9 +50,10 @@ def faults(chunk: TensorDict) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux maps pages around a fault")
-@pytest.mark.parametrize("loader", ["pipeline", "map_iter"])
+@pytest.mark.parametrize("loader", ["pipeline", "map_iter", "threads"])
 @pytest.mark.parametrize("kind", ["numbers", "text"])
-def test_a_shuffled_epoch_maps_a_page_once(tmp_path: Path, kind: str, loader: str) -> None:
+@pytest.mark.parametrize("shard_rows", [None, 1 << 15], ids=["folder", "shards"])
+def test_a_shuffled_epoch_maps_a_page_once(tmp_path: Path, shard_rows: int | None, kind: str, loader: str) -> None:
     """Written in small pieces, which the page cache keeps in small pieces, and more than a worker keeps of others."""
     rows, batch = 1 << 17, 1024
     source = TensorDict({"n": torch.arange(rows)}, [rows])
@@ -64,8 +65,12 @@ def test_a_shuffled_epoch_maps_a_page_once(tmp_path: Path, kind: str, loader: st
             return TensorDict({"n": n, "text": text}, [len(n)])
         return TensorDict({"n": n, "x": n[:, None].expand(-1, 50).contiguous()}, [len(n)])
 
-    data: Any = tdmap.map(source, wide, out=tmp_path / "out", chunksize=256, num_workers=1)
-    if loader == "map_iter":
+    data: Any = tdmap.map(source, wide, out=tmp_path / "out", chunksize=256, num_workers=1, rows_per_shard=shard_rows)
+    seen: Any
+    if loader == "threads":  # no function of the user's is called
+        batches = tdmap.Pipeline(data).shuffle(seed=0).batch(batch).iter(num_workers=2)
+        seen = map(faults, batches)
+    elif loader == "map_iter":
         seen = tdmap.map_iter(data, faults, shuffle=True, seed=0, chunksize=batch, num_workers=1)
     else:
         seen = tdmap.Pipeline(data, seed=0).shuffle(seed=0).batch(batch).map(faults).iter(num_workers=1)
