@@ -42,7 +42,7 @@ class MemoryWatch:
         self.peak = PeakMemory()
 
     def __enter__(self) -> MemoryWatch:
-        from tdmap.process_state import register_end
+        from tdmap.processes import register_end
 
         command = [sys.executable, "-I", __file__, str(os.getpid()), str(self.interval)]
         self._watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ class MemoryWatch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        from tdmap.process_state import close_end
+        from tdmap.processes import close_end
 
         answer, _ = self._watcher.communicate()
         close_end(self._watcher.stdin)

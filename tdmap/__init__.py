@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tdmap.ops.top_k import top_k
     from tdmap.ops.train_test_split import train_test_split
     from tdmap.pipeline import Pipeline
-    from tdmap.ranks import merge_shards
+    from tdmap.ranks.merging import merge_shards
     from tdmap.rowerrors import RowErrors
     from tdmap.run.fingerprint import versioned
     from tdmap.run.options import FunctionOptions, MapGroupsOptions, MapOptions, Options, RunOptions, options
@@ -103,7 +103,7 @@ _PLACES = {
     "tdmap.ops.describe": "describe",
     "tdmap.ops.top_k": "top_k",
     "tdmap.pipeline": "Pipeline",
-    "tdmap.ranks": "merge_shards",
+    "tdmap.ranks.merging": "merge_shards",
     "tdmap.rowerrors": "RowErrors",
     "tdmap.run.fingerprint": "versioned",
     "tdmap.run.options": "FunctionOptions MapGroupsOptions MapOptions Options RunOptions options",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -211,6 +212,18 @@ def describe_rows(start: int, stop: int, unit: str = "row") -> str:
         return f"{unit} {start}"
     noun, *rest = unit.split(" ", 1)
     return f"{' '.join([noun + 's', *rest])} {start}:{stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """One row on which the function raised."""
+
+    row: int
+    """Its number along the dimension that was mapped."""
+    error: BaseException
+    """The exception, without its frames."""
+    traceback: str
+    """The traceback as text, from the user's function on."""
 
 
 class SkippedRows(UserWarning):

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from tdmap.rowerrors import RowError
+from tdmap.errors import RowError
 
 
 @dataclass(frozen=True, slots=True)

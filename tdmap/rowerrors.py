@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
-from tdmap.errors import RemoteTraceback, describe_rows
+from tdmap.errors import RemoteTraceback, RowError, describe_rows
 
 SHOWN = 3
 """Errors that a summary quotes."""
@@ -18,18 +17,6 @@ OnError: TypeAlias = "str | Callable[[BaseException, tuple[int, int]], Any]"
 """`"raise"`, `"skip"`, `"drop"`, or a function of an exception and its rows."""
 
 MODES = ("raise", "skip", "drop")
-
-
-@dataclass(frozen=True, slots=True)
-class RowError:
-    """One row on which the function raised."""
-
-    row: int
-    """Its number along the dimension that was mapped."""
-    error: BaseException
-    """The exception, without its frames."""
-    traceback: str
-    """The traceback as text, from the user's function on."""
 
 
 class RowErrors(Sequence[RowError]):

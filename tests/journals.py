@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from tdmap.run import disk, log
-from tdmap.run.log import History
+from tdmap.run import disk, history, log
+from tdmap.run.history import History
 
 
 def chunks_done(path: Path) -> int:
@@ -24,7 +24,7 @@ class Frame(NamedTuple):
 
 def frames(path: Path) -> list[Frame]:
     """The whole frames of a log."""
-    data, found = log.frames_of(path)
+    data, found = history.frames_of(path)
     return [Frame(start, kind, bytes(data[start + log.FRAME.size : stop])) for start, kind, stop in found]
 
 
@@ -36,7 +36,7 @@ def kinds(path: Path) -> list[bytes]:
 def say_durable(path: Path, upto: int | None = None, last: bool = False) -> None:
     """Append what the process that waits for the disk does: all frames before a position are on the disk."""
     with open(path, "ab") as file:
-        file.write(log.framed(log._DURABLE.pack(b"D", file.tell() if upto is None else upto, last)))
+        file.write(log.framed(history.DURABLE.pack(b"D", file.tell() if upto is None else upto, last)))
 
 
 def keep(path: Path, wanted: bytes, boots: int = 0) -> None:
@@ -44,8 +44,8 @@ def keep(path: Path, wanted: bytes, boots: int = 0) -> None:
     text = log.MAGIC
     for _, kind, body in frames(path):
         if kind == b"S":
-            letter, began, boot = log._SESSION.unpack(body)
-            body = log._SESSION.pack(letter, began, boot + boots)
+            letter, began, boot = history.SESSION.unpack(body)
+            body = history.SESSION.pack(letter, began, boot + boots)
         text += log.framed(body) if kind in wanted else b""
     path.write_bytes(text)
 

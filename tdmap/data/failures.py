@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap import errors
-from tdmap.errors import RemoteError, RemoteTraceback
+from tdmap.errors import RemoteError, RemoteTraceback, RowError
 from tdmap.memory.hidden import append_frame, replace_file
-from tdmap.rowerrors import RowError
 
 Failure: TypeAlias = "tuple[int, BaseException, str]"
 """A row of the dataset, what the function raised on it, and the traceback."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from tdmap.process_state import Owner
+from tdmap.processes import Owner
 from tensordict_lite.gathering import bytes_of
 from tensordict_lite.memmap.disk.files import write_all
 from tensordict_lite.memmap.disk.mapping import region_of

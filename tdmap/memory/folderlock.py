@@ -13,26 +13,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
-import sys
-import threading
 import time
 import weakref
 from pathlib import Path
-from typing import NamedTuple
 
 from tdmap.errors import FolderInUse, TdmapError, UntrustedFile
 from tdmap.memory import hidden
-from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock, printable
-from tdmap.process_state import ProcessId, is_forking_worker
+from tdmap.memory.hidden import HIDDEN, NO_LOCKS, FileLock
+from tdmap.memory.holder import LOCK, UNKNOWN, Holder, holder_in
+from tdmap.processes import is_forking_worker
 from tensordict_lite.memmap.disk.contents import files_below
 from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.staging import exchange_in_turn, keep_modes
-
-LOCK = "lock"
-"""Its name in the hidden folder."""
 
 STRAY_SECONDS = 10.0
 """Seconds until the children of a killed process have ended, at most."""
@@ -42,54 +36,6 @@ LOOK_SECONDS = 1.0
 
 _PAUSE = 0.01
 _NOBODY = bytes(1)  # replaces the first byte of the holder's text: the lock is free
-_END = b"\n"  # bytes behind it are the rest of a longer text of an earlier holder
-
-
-class Holder(NamedTuple):
-    """The process or thread that writes a folder."""
-
-    process: ProcessId
-    thread: str
-    since: float
-    """Seconds since 1970."""
-    call: str
-    """Such as `map(double)`."""
-    program: str
-
-    @staticmethod
-    def own(call: str) -> Holder:
-        """This thread as a holder, from this moment on."""
-        name = threading.current_thread().name
-        return Holder(ProcessId.own(), name, time.time(), call, " ".join(sys.argv)[:500])
-
-    def pack(self) -> bytes:
-        """The bytes that are written into the lock file."""
-        return json.dumps([*self.process, *self[1:]]).encode() + _END
-
-    @staticmethod
-    def unpack(data: bytes) -> Holder:
-        """What `pack` wrote; `UNKNOWN` where it is something else, or the holder is about to write it."""
-        try:
-            pid, host, boot, space, start, thread, since, call, program = hidden.parse_json(data.partition(_END)[0])
-            numbers = [int(number) for number in (pid, boot, space, start)]
-            process = ProcessId(numbers[0], printable(host), *numbers[1:])
-            return Holder(process, printable(thread), float(since), printable(call), printable(program))
-        except (ValueError, TypeError, OverflowError):
-            return UNKNOWN
-
-    def describe(self) -> str:
-        """The holder for an error message: who, where, since when."""
-        if self is UNKNOWN:
-            return self.call
-        pid, host = self.process.pid, self.process.host
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.since, 0), 1 << 36)))
-        place = "" if host == os.uname().nodename else f" on {host}"
-        if self.process == ProcessId.own():
-            return f"{self.call}, in the thread {self.thread} of this process ({pid}), since {when}"
-        return f"{self.call}, in process {pid}{place}, since {when} ({self.program})"
-
-
-UNKNOWN = Holder(ProcessId(0, "", 0, 0, 0), "", 0.0, "another call", "")
 
 
 def replacement_of(folder: Path) -> Path:
@@ -136,7 +82,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    _wait_for(_holder_in(fd), path, began, stray_seconds)
+                    _wait_for(holder_in(fd), path, began, stray_seconds)
                     continue
                 except OSError as error:
                     if error.errno not in NO_LOCKS:
@@ -289,10 +235,6 @@ def _is_file(fd: int, path: str | Path) -> bool:
         return False
 
 
-def _holder_in(fd: int) -> Holder:
-    return Holder.unpack(os.pread(fd, 1 << 16, 0))
-
-
 def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float) -> None:
     """Wait a moment where the lock is about to be free: its holder has ended, and its workers will, or only looked.
 
@@ -313,27 +255,6 @@ def _wait_for(holder: Holder, path: Path, began: float, stray_seconds: float) ->
         text = f"{folder} is being written by {holder.describe()}. Wait until it has ended, or choose another folder."
     known = () if holder is UNKNOWN else (holder.process.pid, holder.process.host, holder.since, holder.call)
     raise FolderInUse(text, str(folder), *known)
-
-
-def holder_of(folder: Path) -> Holder | None:
-    """The current writer of a folder, or None. This only looks: it creates nothing and does not wait.
-
-    Raises:
-        UntrustedFile: the lock is a link or something else.
-    """
-    try:
-        fd = hidden.open_file(folder / HIDDEN / LOCK, own=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        return _holder_in(fd)
-    except OSError:  # no locks here
-        return None
-    finally:
-        os.close(fd)
 
 
 def without_strays(path: Path) -> FileLock:

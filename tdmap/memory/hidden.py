@@ -30,17 +30,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tdmap.errors import UntrustedFile
-from tensordict_lite.memmap.disk.files import stat_of
-from tensordict_lite.memmap.disk.format import RUNS
 
-HIDDEN = RUNS
-"""Name of the folder, within that of a dataset."""
+HIDDEN = ".tdmap"
+"""Name of the folder, within that of a dataset; `RUNS` of `tensordict_lite`, which this module does not import."""
 
 SHARDS = "shards.json"
 """Beside it: the manifest of a dataset of shards (see `tdmap.shards.manifest`)."""
 
 SHARDS_RUN = f"{HIDDEN}/run.json"
 """What a run that writes shards is (see `tdmap.output.store`); other runs keep that in their journal."""
+
+SHARDS_ROWS = "rows"
+"""Within the hidden folder: where an operation writes its rows before they are copied into shards."""
 
 AnyPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -250,10 +251,11 @@ def replace_file(path: Path, data: bytes, durable: bool = True) -> None:
         data: what it is to hold.
         durable: wait until it is on the disk, so that the machine may go down as well.
     """
-    temporary, replaced = path.with_name(path.name + ".new"), stat_of(path, follow=False)
+    temporary, mode = path.with_name(path.name + ".new"), 0o666
     remove(temporary)  # of a killed writer, or a planted link
     try:
-        mode = 0o666 if replaced is None else stat.S_IMODE(replaced.st_mode)
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(os.lstat(path).st_mode)
         fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with naming(path), open(fd, "wb") as file:
             file.write(data)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 UNKNOWN_MEMORY = 4 << 30
 """Bytes that are taken to be available where the system does not say."""
@@ -37,24 +33,6 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
         if limit:
             limits.append(limit)
     return min(limits) if limits else None
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes on the calling thread alone, while workers have the cores.
-
-    A parallel operation ends when its last thread does, and one that waits for a core behind a worker lets all others
-    wait: joining a batch took ten times as long.
-    """
-    before = torch.get_num_threads()
-    if before == 1:  # nothing is said about threads that start later, which `torch.set_num_threads` is about as well
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def available_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:

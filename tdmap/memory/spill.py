@@ -26,7 +26,7 @@ from tdmap.errors import UntrustedFile
 from tdmap.memory.files import mapped_file
 from tdmap.memory.hidden import open_file
 from tdmap.memory.scratch import temporary_path
-from tdmap.process_state import Owner
+from tdmap.processes import Owner
 from tensordict_lite.gathering import bytes_of
 from tensordict_lite.memmap.disk.files import write_all
 

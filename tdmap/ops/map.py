@@ -37,9 +37,11 @@ from tdmap.output.memory import Gather
 from tdmap.output.spill import placing
 from tdmap.output.store import write_folder
 from tdmap.ranks import running as by_ranks
-from tdmap.ranks.shard import Rank, ShardLike, rank_of
+from tdmap.ranks.rank import Rank
+from tdmap.ranks.shard import ShardLike, rank_of
 from tdmap.run.context import Context
-from tdmap.run.identity import MAP, identify
+from tdmap.run.history import MAP
+from tdmap.run.identity import identify
 from tdmap.run.operation import placing_operation, resumable_call
 from tdmap.run.options import MapOptions
 from tdmap.runtime.commits import KnownChunks

@@ -37,7 +37,8 @@ from tdmap.memory.shm import shared_region
 from tdmap.output.outputfolder import files_of, folder_of, require_room_for_hidden
 from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan
-from tdmap.run.identity import IN_PLACE, MAP, identify
+from tdmap.run.history import IN_PLACE, MAP
+from tdmap.run.identity import identify
 from tdmap.run.log import clean
 from tdmap.run.options import Resume
 from tdmap.run.run import ONCE_MORE, open_run

@@ -25,8 +25,9 @@ from tdmap.data.objects import ragged_tensors, with_objects
 from tdmap.errors import OutputMismatch
 from tdmap.memory import hidden
 from tdmap.memory.files import mapped_file
-from tdmap.memory.folderlock import LOCK, FolderLock, holder_of, replacement_of, require_no_file
+from tdmap.memory.folderlock import FolderLock, replacement_of, require_no_file
 from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_RUN
+from tdmap.memory.holder import LOCK, holder_of
 from tensordict_lite import MemoryMappedTensor, Ragged, TensorDict, is_tensorclass
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.memmap.disk.contents import others_in, put_away, require_only

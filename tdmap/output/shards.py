@@ -41,18 +41,17 @@ from tdmap.data.kinds import Data
 from tdmap.data.objects import blank_like
 from tdmap.data.sizes import row_bytes_of
 from tdmap.edges import edge
-from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, UntrustedFile
+from tdmap.errors import AlreadyComplete, FolderInUse, OutputMismatch, RowError, UntrustedFile
 from tdmap.events import Callback
 from tdmap.execution import Execution
 from tdmap.frames import warn_user
 from tdmap.job import Job, Policy, Source
 from tdmap.memory import hidden
 from tdmap.memory.folderlock import FolderLock
-from tdmap.memory.hidden import HIDDEN, parse_json, printable
+from tdmap.memory.hidden import HIDDEN, SHARDS_ROWS, parse_json, printable
 from tdmap.memory.scratch import temporary_path
 from tdmap.output.store import (
     NEW,
-    PER_SHARD,
     RUN,
     WRITING,
     LocalTarget,
@@ -65,9 +64,9 @@ from tdmap.output.store import (
 )
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan, merge_ranges
-from tdmap.process_state import ProcessId
-from tdmap.rowerrors import RowError
-from tdmap.run.identity import MAP, check_identity, differences, identify, refuse
+from tdmap.processes import ProcessId
+from tdmap.run.history import MAP, PER_SHARD, check_identity
+from tdmap.run.identity import differences, identify, refuse
 from tdmap.runtime.commits import KnownChunks
 from tdmap.runtime.skiplog import SkipLog
 from tdmap.runtime.wire.messages import Skipped
@@ -80,9 +79,6 @@ from tensordict_lite.memmap.disk.contents import owned, refuse_others, refuse_pa
 from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META, PICKLES, SUFFIX
 from tensordict_lite.paths import is_url, local_path
-
-ROWS = "rows"
-"""Name of the folder that the operation writes, in that of its state."""
 
 CHUNK_BYTES = 4 << 20
 """Rows that are copied at a time."""
@@ -134,7 +130,7 @@ class Shards:
     @property
     def folder(self) -> str:
         """Where the operation writes its rows."""
-        return f"{self._above or f'{self.target.name}/{HIDDEN}'}/{ROWS}"
+        return f"{self._above or f'{self.target.name}/{HIDDEN}'}/{SHARDS_ROWS}"
 
     def known_by(self, identity: dict[str, Any]) -> None:
         """Have the rows of a dataset in a store lie in a folder that another session of the same call finds again."""

@@ -53,9 +53,6 @@ MEMORY_BYTES = 128 << 20
 
 Read = Callable[[list[str]], list[bytes]]
 
-PER_SHARD = "rows per shard"
-"""What the plan of a run says besides."""
-
 
 class Target(Protocol):
     """A place for a dataset; cheap to send to another process."""

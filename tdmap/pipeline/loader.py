@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from tdmap.memory.links import open_link
-from tdmap.memory.resources import one_thread
 from tdmap.ops.iteration.prefetch import prefetch_over
 from tdmap.pipeline.epochs import RunSettings, chunk_sizes
 from tdmap.pipeline.iterators import ElementIterator, State, open_iterator
@@ -18,7 +17,7 @@ from tdmap.pipeline.planning import Plan, with_chunks
 from tdmap.pipeline.shares import Share
 from tdmap.pipeline.stages import ENDLESS, STAGES
 from tdmap.pipeline.torchloader import divided
-from tdmap.process_state import on_host
+from tdmap.process_state import on_host, one_thread
 from tdmap.run.operation import hide_engine
 
 VERSION = 4

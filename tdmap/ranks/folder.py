@@ -18,7 +18,6 @@ import contextlib
 import errno
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,15 +25,16 @@ from tdmap.data.kinds import Data, KeyPath
 from tdmap.errors import FolderInUse, ResumeMismatch, UntrustedFile
 from tdmap.job import Job
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import FolderLock, holder_of
+from tdmap.memory.folderlock import FolderLock
 from tdmap.memory.hidden import HIDDEN, FileLock
+from tdmap.memory.holder import holder_of
 from tdmap.memory.spill import PREFIX
 from tdmap.output.outputfolder import holds_dataset
 from tdmap.plan import Ranges, merge_ranges
-from tdmap.ranks.shard import Rank
-from tdmap.run.identity import IN_PLACE, identify
-from tdmap.run.log import History, Log
-from tdmap.run.options import TRUST
+from tdmap.ranks.rank import Rank, homes_in
+from tdmap.run.history import IN_PLACE, TRUST, History
+from tdmap.run.identity import identify
+from tdmap.run.log import Log
 from tdmap.run.run import history_of
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap.disk.files import is_there
@@ -43,8 +43,6 @@ from tensordict_lite.memmap.load import Loader
 
 PATIENCE = 60.0
 """Seconds that a rank waits for the short steps of another one."""
-
-_HOME = re.compile(r"rank-(\d{1,9})-of-(\d{1,9})")
 
 
 class RankFolder:
@@ -112,7 +110,7 @@ class RankFolder:
             log.finish(rows, files)
         finally:
             log.close()
-        for _, home in self.homes():
+        for _, home in homes_in(self.hidden):
             hidden.remove_tree(home)
         for path in self.hidden.glob(f"{PREFIX}*"):
             hidden.remove(path)
@@ -125,11 +123,6 @@ class RankFolder:
         """Where a rank keeps its own state."""
         return self.hidden / f"rank-{rank.rank}-of-{rank.world_size}"
 
-    def homes(self) -> list[tuple[Rank, Path]]:
-        """The ranks that have worked here, sorted, each with its folder."""
-        found = [(match, name) for name in os.listdir(self.hidden) if (match := _HOME.fullmatch(name))]
-        return sorted((Rank(int(match[1]), int(match[2])), self.hidden / name) for match, name in found)
-
     def enter(self, rank: Rank, kind: str) -> Path:
         """Make the home of a rank. Call it `alone`, and lock the home before others may.
 
@@ -137,7 +130,7 @@ class RankFolder:
             FolderInUse: a rank of another world size is at work.
             ResumeMismatch: rows are changed in place, and the run was begun with another world size.
         """
-        for other, home in self.homes():
+        for other, home in homes_in(self.hidden):
             if other.world_size == rank.world_size:
                 continue
             if kind == IN_PLACE:
@@ -158,7 +151,7 @@ class RankFolder:
 
     def histories(self, boot: int | None = None) -> Iterator[tuple[Rank, History]]:
         """What the ranks' own logs say; `boot` as `History`."""
-        for rank, home in self.homes():
+        for rank, home in homes_in(self.hidden):
             hidden.make_folder(home)  # no link
             history = History(home / HIDDEN / "journal", boot)
             if history.header is not None:

@@ -18,8 +18,7 @@ from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import ChunkPlan, Ranges, subtract_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.run import disk
-from tdmap.run.identity import check_identity, plan_of
-from tdmap.run.log import History
+from tdmap.run.history import History, check_identity, plan_of
 from tdmap.run.operation import entry_point
 from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import META

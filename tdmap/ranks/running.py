@@ -28,11 +28,12 @@ from tdmap.output.spill import PlaceSpilled
 from tdmap.plan import merge_ranges
 from tdmap.ranks.folder import RankFolder
 from tdmap.ranks.merging import merge
-from tdmap.ranks.shard import Rank
+from tdmap.ranks.rank import Rank
 from tdmap.run import disk
-from tdmap.run.identity import IN_PLACE, MAP, identify
+from tdmap.run.history import IN_PLACE, MAP, TRUST
+from tdmap.run.identity import identify
 from tdmap.run.log import Log
-from tdmap.run.options import TRUST, Resume
+from tdmap.run.options import Resume
 from tdmap.run.run import ONCE_MORE, open_run
 from tdmap.sink import Kind, Sink
 from tensordict_lite import is_tensor_collection

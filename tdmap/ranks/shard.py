@@ -1,49 +1,18 @@
-"""Which rank this program is, and which chunks are its own."""
+"""Which rank this program is."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch.distributed
 
-from tdmap.plan import ChunkPlan, Ranges, merge_ranges, subtract_ranges
+from tdmap.ranks.rank import Rank
 
 AUTO = "auto"
 
 ShardLike: TypeAlias = "tuple[int, int] | str | None"
 """What users pass as `shard`."""
-
-
-class Rank(NamedTuple):
-    """One of several programs that share the rows of a dataset.
-
-    Example:
-        >>> plan = ChunkPlan(length=100, size=10)
-        >>> [Rank(r, 4).chunks(plan) for r in range(4)]
-        [(0, 2), (2, 5), (5, 7), (7, 10)]
-        >>> Rank(1, 4).rows(plan)
-        (20, 50)
-    """
-
-    rank: int
-    world_size: int
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world_size}"
-
-    def chunks(self, plan: ChunkPlan) -> tuple[int, int]:
-        """First and one-past-last of its chunks: consecutive ones, as many as the others have, give or take one."""
-        count = plan.num_chunks
-        return count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size
-
-    def rows(self, plan: ChunkPlan) -> tuple[int, int]:
-        """First and one-past-last of its rows."""
-        return plan.span(*self.chunks(plan))
-
-    def elsewhere(self, plan: ChunkPlan) -> Ranges:
-        """The chunks of the other ranks."""
-        return subtract_ranges(merge_ranges([(0, plan.num_chunks)]), merge_ranges([self.chunks(plan)]))
 
 
 def rank_of(shard: ShardLike) -> Rank:

@@ -26,8 +26,9 @@ from tdmap.output.values import Collect
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, make_plan
 from tdmap.process_state import running_operation
 from tdmap.rowerrors import MODES, OnError, mode_of
-from tdmap.run.log import Log, Plain, run_logged, spill_for
-from tdmap.run.options import REDO, TRUST, Resume
+from tdmap.run.history import REDO, TRUST, Plain
+from tdmap.run.log import Log, run_logged, spill_for
+from tdmap.run.options import Resume
 from tdmap.runtime.skipping import DROP, PAD
 from tdmap.seeding import base_seed
 from tdmap.sink import Sink

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from tdmap.process_state import boot_number as boot_number
-from tdmap.process_state import close_end, register_end
+from tdmap.processes import boot_number as boot_number
+from tdmap.processes import close_end, register_end
 from tdmap.run import syncer
 
 SYNC_SHARE = 0.25

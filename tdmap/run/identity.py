@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tdmap.data.kinds import Data, is_data
-from tdmap.errors import ResumeMismatch, UntrustedFile
+from tdmap.errors import ResumeMismatch
 from tdmap.job import Job
 from tdmap.memory.hidden import printable
 from tdmap.plan import ChunkPlan
 from tdmap.run.fingerprint import OWN, PACKAGE, VERSION, function_parts, source_parts, without_versioned
-
-MAP, IN_PLACE, STEPWISE = "map", "in place", "several jobs"
+from tdmap.run.history import IN_PLACE, STEPWISE, describe_plan
 
 
 def identify(job: Job, kind: str) -> dict[str, Any]:
@@ -66,25 +65,6 @@ def parts_of_job(job: Job) -> dict[str, str]:
 def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
     """What tells a call from others: the operation, its dataset, and the parts that its result depends on."""
     return identity_of(STEPWISE, name, parts, source_parts(data), ChunkPlan(length, max(length, 1)))
-
-
-BY_RESULT = "by the first result"
-"""The chunk size of a plan that is open."""
-
-
-def describe_plan(plan: ChunkPlan) -> dict[str, Any]:
-    """A plan as a dict of plain values."""
-    size = f"{BY_RESULT}, after {plan.lead}" if plan.is_open else plan.size
-    return {"rows": plan.length, "chunk size": size, "dim": plan.dim, "unbind": plan.unbind}
-
-
-def plan_of(description: dict[str, Any], chunk_size: int | None) -> ChunkPlan:
-    """The plan of a run in a log, as far as it is known; `chunk_size` is what the first result has settled."""
-    rows, size = int(description["rows"]), description["chunk size"]
-    if isinstance(size, int):
-        return ChunkPlan(rows, max(size, 1))
-    lead = int(str(size).rpartition(" ")[2])
-    return ChunkPlan(rows, max(chunk_size or rows, 1), lead=lead)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -160,29 +140,6 @@ def _changed_parts(old: dict[str, str], new: dict[str, str]) -> tuple[list[str],
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [key for key in {**old, **new} if old.get(key) != new.get(key)]
-
-
-def check_identity(header: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The identity in the header of a journal, which is at `path`.
-
-    Raises:
-        UntrustedFile: the header is not one that this library writes.
-    """
-    identity = header.get("identity")
-    wanted = {"kind": str, "name": str, "function": dict, "source": dict, "plan": dict, "python": str}
-    if type(identity) is dict and all(type(identity.get(key)) is kind for key, kind in wanted.items()):
-        if "seed" in identity and _is_plan(identity["plan"]):
-            return identity
-    raise UntrustedFile(path, "does not identify its run")
-
-
-def _is_plan(description: dict[str, Any]) -> bool:
-    """Whether it is what `describe_plan` gives."""
-    rows, size = description.get("rows"), description.get("chunk size")
-    if type(size) is str:
-        lead = size.removeprefix(f"{BY_RESULT}, after ")
-        size = int(lead) if lead.isdecimal() and len(lead) < 19 else None
-    return all(type(number) is int and 0 <= number < 1 << 62 for number in (rows, size))
 
 
 OVERWRITE = "pass overwrite=True instead of resume=True to run it again"

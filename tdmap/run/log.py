@@ -32,18 +32,17 @@ import importlib.metadata
 import json
 import os
 import secrets
-import struct
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from tdmap.data.failures import Failure, are_failures, row_errors, skipped_frame
+from tdmap.data.failures import Failure, skipped_frame
 from tdmap.data.kinds import Data
 from tdmap.errors import SerializationError, UntrustedFile
 from tdmap.execution import Execution
@@ -55,22 +54,31 @@ from tdmap.memory.hidden import (
     SMALL,
     framed,
     open_file,
-    parse_json,
     read,
     remove,
     replace_file,
     write_frames,
 )
-from tdmap.memory.resources import available_memory
 from tdmap.memory.scratch import temporary_path
 from tdmap.memory.spill import PREFIX, Spill, is_spill_file, spill_beside
 from tdmap.output.outputfolder import DATA, OutputFolder, files_of, remove_unfinished
 from tdmap.output.values import Collect, Fold
 from tdmap.plan import ChunkPlan, Ranges, merge_ranges, subtract_ranges
-from tdmap.process_state import Owner
-from tdmap.rowerrors import RowError
+from tdmap.processes import Owner
 from tdmap.run import disk
-from tdmap.run.identity import OVERWRITE, check_identity, differences, refuse_other
+from tdmap.run.history import (
+    CHUNKS,
+    END,
+    MAGIC,
+    SESSION,
+    History,
+    LoggedJob,
+    Plain,
+    check_identity,
+    size_of,
+    whole_frames,
+)
+from tdmap.run.identity import OVERWRITE, differences, refuse_other
 from tdmap.run.ledger import Ledger
 from tdmap.run.values import PLAIN, Codec, modules_of, pack, unpack
 from tdmap.sink import Sink
@@ -79,248 +87,11 @@ from tensordict_lite.memmap.disk.files import stat_of
 
 T = TypeVar("T")
 
-Plain: TypeAlias = "bool | int | str"
-"""What a decision may be."""
-
 STATE_SHARE = 0.02
 """Share of the time that saving a state may take: it is saved less often where that takes long."""
 
 SPILL, STATES, DISK = PREFIX, "states-", ".disk"
 """How the names of files beside the log begin, and end."""
-
-MAGIC = b"TDMAPL01"
-
-_SESSION = struct.Struct("<cqq")
-_CHUNKS = struct.Struct("<cIqqqI")
-_END = struct.Struct("<cqI")
-_DURABLE = struct.Struct("<cqq")
-_LETTERS = [bytes([letter]) for letter in range(256)]  # one object for each, however many frames a log has
-
-
-@dataclass
-class LoggedJob:
-    """A job, as the log knows it."""
-
-    known_by: str
-    chunks: int
-    """0 where the first result settles how many there are."""
-    rows: int
-    done: Ranges = field(default_factory=list)
-    """Chunks, in the order in which they were noted."""
-    values: list[tuple[int, int, memoryview]] = field(default_factory=list)
-    """Ranges of chunks, and their packed values."""
-    skipped: dict[int, list[Any]] = field(default_factory=dict)
-    """By chunk: the rows that were skipped, as `failure` gives them."""
-    rows_done: int = 0
-    """Rows of the chunks that are done."""
-
-    @property
-    def ranges(self) -> Ranges:
-        """The chunks that are done, as runs that neither touch nor overlap."""
-        return merge_ranges(self.done)
-
-    @property
-    def chunks_done(self) -> int:
-        """How many of its chunks are done."""
-        return sum(stop - start for start, stop in self.ranges)
-
-    @property
-    def bad_rows(self) -> list[RowError]:
-        """The rows that were skipped."""
-        return row_errors(self.skipped.values())
-
-
-Frame: TypeAlias = tuple[int, bytes, int]
-"""Where a frame of a file begins, its letter, and where it ends. A plain tuple of plain values: the garbage collector
-does not look at many of them again and again."""
-
-
-class History:
-    """What a log says.
-
-    Args:
-        path: the file.
-        boot: the machine's boot now: frames that it lost when it went down do not count. None: all of them count.
-        own: the file must be the caller's. False for commands that only look.
-
-    Attributes:
-        header: of the call; None where the file holds no log, or a torn one.
-        stop: where the last whole frame ends.
-        sessions: milliseconds that each session took.
-        rows: rows of the chunks that each session has done.
-
-    Raises:
-        UntrustedFile: it is a link, a device or another user's; or a frame says what this library does not write.
-        ValueError: it was written by a later version.
-    """
-
-    def __init__(self, path: Path, boot: int | None = None, own: bool = True) -> None:
-        self.header: dict[str, Any] | None = None
-        self.jobs: list[LoggedJob] = []
-        self.decided: dict[str, Plain] = {}
-        self.made: dict[str, tuple[int, Any]] = {}
-        self.failures: list[dict[str, Any]] = []
-        self.is_complete = False
-        self.sessions: list[int] = []
-        self.rows: list[int] = []
-        self._boot: int | None = None
-        self._began = 0
-        self._on_disk = True
-        data, frames = frames_of(path, own)
-        self.stop = frames[-1][2] if frames else 0
-        try:
-            for start, kind, stop in frames if boot is None else _counting(data, frames, boot):
-                self._apply(start, kind, data[start + FRAME.size : stop])
-        except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-            raise UntrustedFile(path, f"holds a frame that cannot be read ({error})") from None
-
-    def _apply(self, position: int, kind: bytes, body: memoryview) -> None:
-        if kind == b"C":
-            _, number, start, stop, rows, milliseconds = _CHUNKS.unpack_from(body)
-            job = self.jobs[number]
-            job.done.append((start, stop))
-            job.rows_done = min(job.rows_done + rows, job.rows)
-            if len(body) > _CHUNKS.size:
-                job.values.append((start, stop, body[_CHUNKS.size :]))
-            self._last_for(milliseconds, rows)
-            return
-        content = bytes(body[1:])
-        if kind == b"B":
-            number, known_by, chunks, rows = parse_json(content)
-            if not all(type(n) is int and 0 <= n < 1 << 62 for n in (number, chunks, rows)) or number > len(self.jobs):
-                raise ValueError("jobs are missing")
-            self.jobs[number:] = [LoggedJob(str(known_by), chunks, rows)]
-        elif kind == b"N":
-            name, value = parse_json(content)
-            if type(value) not in (bool, int, str):
-                raise ValueError("no decision")
-            self.decided[str(name)] = value
-        elif kind == b"M":
-            name, before, what = parse_json(content)
-            self.made[str(name)] = before, what
-            del self.jobs[before:]
-        elif kind == b"K":
-            number, chunk, errors = parse_json(content)
-            if type(chunk) is not int or not are_failures(errors):
-                raise ValueError("no rows that were skipped")
-            self.jobs[number].skipped[chunk] = errors
-        elif kind == b"S":
-            self._boot, self._began, self._on_disk = _SESSION.unpack(body)[2], position, False
-            self.sessions.append(0)
-            self.rows.append(0)
-        elif kind == b"D":
-            _, upto, last = _DURABLE.unpack(body)
-            self._on_disk = bool(last) and upto > self._began
-        elif kind == b"E":
-            self.is_complete = True
-            self._last_for(_END.unpack(body)[2])
-        elif kind == b"F":
-            self.failures.append(parse_json(content))
-        elif kind == b"H":
-            self.header = parse_json(content)
-
-    def _last_for(self, milliseconds: int, rows: int = 0) -> None:
-        if self.sessions:
-            self.sessions[-1] = max(self.sessions[-1], milliseconds)
-            self.rows[-1] += rows
-
-    @property
-    def begun(self) -> bool:
-        """Whether a session has done anything that a later one builds on."""
-        return bool(self.jobs or self.made or self.is_complete)
-
-    @property
-    def has_results(self) -> bool:
-        """Whether a session has left anything that another run must not replace."""
-        return self.is_complete or any(job.done for job in self.jobs)
-
-    @property
-    def by_ranks(self) -> bool:
-        """Whether several programs do it, each a part."""
-        return self.header is not None and bool(self.header.get("ranks"))
-
-    @property
-    def ranges(self) -> Ranges:
-        """The chunks of the first job that are done."""
-        return self.jobs[0].ranges if self.jobs else []
-
-    @property
-    def bad_rows(self) -> list[RowError]:
-        """The rows that all jobs have skipped."""
-        return [bad for job in self.jobs for bad in job.bad_rows]
-
-    @property
-    def chunk_size(self) -> int | None:
-        """Rows of the later chunks of the first job, once its first result has settled them."""
-        known = self.decided.get(_size_of(0))
-        return None if known is None else int(known)
-
-    def is_settled(self, boot: int) -> bool:
-        """Whether no change that a session made to its files can have been lost: of this boot, or on the disk."""
-        return self._boot in (None, boot) or self._on_disk
-
-
-def frames_of(path: Path, own: bool = True) -> tuple[memoryview, list[Frame]]:
-    """The content of a file, and its whole frames."""
-    data = memoryview(b"")
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        small = os.lstat(path).st_size <= SMALL
-        data = memoryview((read(path, SMALL, own) or b"") if small else _whole_frames(path, len(MAGIC), own))
-    if data[: len(MAGIC)] != MAGIC:
-        if data[: len(MAGIC) - 2] == MAGIC[:-2] and len(data) > len(MAGIC):
-            raise ValueError(f"{path} was written by a later version of this library: found {bytes(data[:8])!r}.")
-        if not MAGIC.startswith(bytes(data[: len(MAGIC)]).rstrip(b"\0")):  # what a power failure leaves of a log
-            raise UntrustedFile(path, "is not a log of this library")
-        return data, []
-    frames, at, end = [], len(MAGIC), len(data)
-    while at + FRAME.size <= end:
-        length, crc = FRAME.unpack_from(data, at)
-        start, stop = at + FRAME.size, at + FRAME.size + length
-        # A file may end in zeros when the machine went down: a frame of no bytes, whose CRC is 0.
-        if not length or stop > end or zlib.crc32(data[start:stop]) != crc:
-            break
-        frames.append((at, _LETTERS[data[start]], stop))
-        at = stop
-    return data, frames
-
-
-def _whole_frames(path: Path, at: int, own: bool = True) -> bytes:
-    """The beginning of a large file, up to its last whole frame; the first begins at byte `at`.
-
-    The file is read in blocks first: a sparse one may have any size.
-    """
-    with open(open_file(path, limit=available_memory() // 2, own=own), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(at)
-        while len(head := file.read(FRAME.size)) == FRAME.size:
-            length, crc = FRAME.unpack(head)
-            stop, found = at + FRAME.size + length, 0
-            if not length or stop > size:
-                break
-            while (left := stop - file.tell()) and (block := file.read(min(left, 1 << 20))):
-                found = zlib.crc32(block, found)
-            if found != crc:
-                break
-            at = stop
-        file.seek(0)
-        return file.read(at)
-
-
-def _counting(data: memoryview, frames: Sequence[Frame], boot: int) -> Sequence[Frame]:
-    """The frames that count: what had not reached the disk when the machine went down is lost for good."""
-    kept: list[Frame] = []
-    durable, last = 0, boot
-    for frame in frames:
-        at, kind, _ = frame
-        if kind == b"S":
-            _, _, then = _SESSION.unpack_from(data, at + FRAME.size)
-            if then != last:
-                kept = [one for one in kept if one[0] < durable or one[1] not in b"CE"]
-            last = then
-        elif kind == b"D":
-            durable = max(durable, _DURABLE.unpack_from(data, at + FRAME.size)[1])
-        kept.append(frame)
-    return kept if last == boot else [one for one in kept if one[0] < durable or one[1] not in b"CE"]
 
 
 def begun(
@@ -403,7 +174,7 @@ class Log:
         os.ftruncate(self._fd, history.stop)
         self._helper = disk.Helper(folder, self._fd, self.tuning.sync_seconds)
         if not self.is_complete:
-            self.write(_SESSION.pack(b"S", int(time.time()), disk.boot_number()))
+            self.write(SESSION.pack(b"S", int(time.time()), disk.boot_number()))
 
     @property
     def is_complete(self) -> bool:
@@ -498,8 +269,8 @@ class Log:
             return execution.run(job, sink)
         job = replace(job, ledger=self.ledger)
         number, known = self._next_job(job)
-        if job.plan.is_open and _size_of(number) in self._history.decided:  # cut as an earlier session has decided
-            job = replace(job, plan=job.plan.settled(int(self._history.decided[_size_of(number)])))
+        if job.plan.is_open and size_of(number) in self._history.decided:  # cut as an earlier session has decided
+            job = replace(job, plan=job.plan.settled(int(self._history.decided[size_of(number)])))
         kind: type[JobLog] = StateLog if isinstance(sink, Fold) else JobLog
         with kind(self, number, known, job, sink) as log:
             # Rows that were skipped are reported by the driver, or when the log of a call that is complete is opened.
@@ -543,7 +314,7 @@ class Log:
         """The call is over, its result in place; `files` where those of the output have other names now."""
         if files is not None:
             self._helper.files = files
-        self.write(_END.pack(b"E", rows, self.milliseconds))
+        self.write(END.pack(b"E", rows, self.milliseconds))
         self._history.is_complete = True
         self._helper.finish()
 
@@ -552,7 +323,7 @@ class Log:
         skipped = {chunk: bad for other in others if other.jobs for chunk, bad in other.jobs[0].skipped.items()}
         self.write(
             b"B" + json.dumps([0, "ranks", chunks, rows]).encode(),
-            _CHUNKS.pack(b"C", 0, 0, chunks, rows, self.milliseconds),
+            CHUNKS.pack(b"C", 0, 0, chunks, rows, self.milliseconds),
             *(b"K" + json.dumps([0, chunk, bad]).encode() for chunk, bad in sorted(skipped.items())),
         )
 
@@ -573,11 +344,6 @@ class Log:
         if self._owner.is_here and not self.is_complete:
             self._helper.finish()
         os.close(self._fd)
-
-
-def _size_of(job: int) -> str:
-    """What a decision of the size of chunks is called."""
-    return f"chunk size of job {job}"
 
 
 class JobLog(contextlib.AbstractContextManager["JobLog"]):
@@ -632,7 +398,7 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
     def settled(self, plan: ChunkPlan) -> None:
         """The first result has settled how rows are cut. Written at once, before any later chunk."""
         self._plan = plan
-        self._log.note_decision(_size_of(self._number), plan.size)
+        self._log.note_decision(size_of(self._number), plan.size)
 
     def add(self, start: int, stop: int) -> None:
         """The chunks are done; written at the next `tick` that is due."""
@@ -659,7 +425,7 @@ class JobLog(contextlib.AbstractContextManager["JobLog"]):
                     self._warn(error)
                     continue
             rows = self._plan.count(start, stop)
-            head = _CHUNKS.pack(b"C", self._number, start, stop, rows, self._log.milliseconds)
+            head = CHUNKS.pack(b"C", self._number, start, stop, rows, self._log.milliseconds)
             frames.append(head + values)
         self._log.write(*frames)
 
@@ -723,7 +489,7 @@ def read_states(folder: Path, job: int, modules: frozenset[str]) -> list[Any]:
         if info is None:
             continue
         small = info.st_size <= SMALL
-        data = memoryview((read(folder / name) or b"") if small else _whole_frames(folder / name, 0))
+        data = memoryview((read(folder / name) or b"") if small else whole_frames(folder / name, 0))
         body = data[FRAME.size :]
         if len(data) < FRAME.size or FRAME.unpack_from(data) != (len(body), zlib.crc32(body)):
             continue  # torn when the machine went down

@@ -40,8 +40,9 @@ from tdmap.output.outputfolder import OutputFolder, files_of
 from tdmap.plan import ChunkPlan
 from tdmap.process_state import CURRENT, Host, Running
 from tdmap.run.context import Context, policy_for, require_rows
+from tdmap.run.history import History
 from tdmap.run.identity import identify_call, parts_of
-from tdmap.run.log import History, changes_of, clean
+from tdmap.run.log import changes_of, clean
 from tdmap.run.options import options_of, unknown_option, with_defaults, worker_options
 from tdmap.run.run import open_run
 from tdmap.runtime.skipping import DROP, PAD

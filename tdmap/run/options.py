@@ -30,12 +30,8 @@ import torch
 from tdmap.execution import STARTS, WorkerOptions
 from tdmap.rowerrors import OnError
 
-TRUST, REDO = "trust", "redo"
-"""After the machine went down during an in-place run: trust the files as they are, or run every chunk again that is not
-known to have reached the disk."""
-
 Resume: TypeAlias = "bool | str"
-"""False, True, `TRUST` or `REDO`."""
+"""False, True, `TRUST` or `REDO` (see `history`)."""
 
 
 class RunOptions(WorkerOptions, total=False):

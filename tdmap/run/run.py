@@ -32,10 +32,11 @@ from tdmap.memory.hidden import append_line, lines, remove, remove_tree
 from tdmap.run import disk
 from tdmap.run import ledger as ledgers
 from tdmap.run.fingerprint import PACKAGE, without_versioned
-from tdmap.run.identity import IN_PLACE, OVERWRITE, STEPWISE, check_identity, refuse
+from tdmap.run.history import AFTER_CRASH, IN_PLACE, REDO, STEPWISE, TRUST, History, check_identity
+from tdmap.run.identity import OVERWRITE, refuse
 from tdmap.run.ledger import Ledger
-from tdmap.run.log import History, Log, begun, changes_of
-from tdmap.run.options import REDO, TRUST, Resume
+from tdmap.run.log import Log, begun, changes_of
+from tdmap.run.options import Resume
 from tdmap.runtime.skiplog import SkipLog
 from tensordict_lite.memmap.disk.files import is_there
 from tensordict_lite.memmap.disk.format import REPLACED
@@ -230,11 +231,3 @@ def _refuse_unsettled(folder: Path) -> None:
         f"the disk.\n{AFTER_CRASH}\nWith a folder as out=, resume=True is enough.",
         ("the machine went down in the middle of an in-place run",),
     )
-
-
-AFTER_CRASH = (
-    f"  - If it was shut down cleanly (file systems unmounted), all changes did: pass resume={TRUST!r}.\n"
-    f"  - If running the function twice on a row does no harm, pass resume={REDO!r}, which runs every chunk again that "
-    "may not have reached the disk.\n"
-    "  - Otherwise restore the dataset from a copy and remove its .tdmap folder."
-)

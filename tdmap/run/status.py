@@ -1,4 +1,4 @@
-"""How far a resumable run has come, read from its log at any time."""
+"""How far a resumable run has come, read from its log at any time. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tdmap.errors import RemoteError, UntrustedFile
+from tdmap.errors import RemoteError, RowError, UntrustedFile
 from tdmap.memory import hidden
-from tdmap.memory.folderlock import UNKNOWN, Holder, holder_of
-from tdmap.memory.hidden import HIDDEN, printable
-from tdmap.output.shards import ROWS
-from tdmap.output.store import PER_SHARD, RUN
+from tdmap.memory.hidden import HIDDEN, SHARDS, SHARDS_ROWS, SHARDS_RUN, printable
+from tdmap.memory.holder import UNKNOWN, Holder, holder_of
 from tdmap.plan import merge_ranges
-from tdmap.ranks.folder import RankFolder
-from tdmap.rowerrors import RowError
+from tdmap.ranks.rank import homes_in
 from tdmap.run import disk
-from tdmap.run.identity import IN_PLACE, STEPWISE, check_identity, plan_of
-from tdmap.run.log import History
-from tdmap.run.run import AFTER_CRASH
+from tdmap.run.history import AFTER_CRASH, IN_PLACE, PER_SHARD, STEPWISE, History, check_identity, plan_of
 from tdmap.shards.manifest import MANIFEST
 
 SKIPPED_SHOWN = 10
@@ -97,7 +92,7 @@ def _status_of_log(path: Path, header: dict[str, Any], log: History) -> Status:
     identity, writer = check_identity(header, path / HIDDEN / "journal"), _writer_of(path)
     ranks, logs = [], [log]
     if log.by_ranks and not log.is_complete:
-        for rank, home in RankFolder(path).homes():
+        for rank, home in homes_in(path / HIDDEN):
             own = History(home / HIDDEN / "journal", own=False)
             if own.header is None:
                 continue
@@ -138,19 +133,19 @@ def _rows_done(description: dict[str, Any], several: bool, logs: list[History]) 
 
 def _status_of_shards(path: Path) -> Status | None:
     """The same of a run that writes several folders, from what it notes of each; None when there was none."""
-    data = hidden.read(path / RUN, own=False)
+    data = hidden.read(path / SHARDS_RUN, own=False)
     if data is None:
-        rows = path / HIDDEN / ROWS  # which an operation writes before they are copied into shards
+        rows = path / HIDDEN / SHARDS_ROWS  # which an operation writes before they are copied into shards
         return read_status(rows) if rows.is_dir() and not rows.is_symlink() else None
     header: Any = None
     with contextlib.suppress(ValueError):
         header = hidden.parse_json(data)
     if type(header) is not dict or not str(header.get("run")).isalnum():
-        raise UntrustedFile(str(path / RUN), "does not identify its run")
-    identity = check_identity(header, path / RUN)
-    rows, size, complete = identity["plan"]["rows"], identity["plan"].get(PER_SHARD), (path / MANIFEST).exists()
+        raise UntrustedFile(str(path / SHARDS_RUN), "does not identify its run")
+    identity = check_identity(header, path / SHARDS_RUN)
+    rows, size, complete = identity["plan"]["rows"], identity["plan"].get(PER_SHARD), (path / SHARDS).exists()
     if type(size) is not int or size < 1:
-        raise UntrustedFile(str(path / RUN), f"does not say how many rows a shard has: {size!r:.40}")
+        raise UntrustedFile(str(path / SHARDS_RUN), f"does not say how many rows a shard has: {size!r:.40}")
     notes = path / HIDDEN / str(header["run"])
     done = [int(note.name) for note in notes.iterdir() if note.name.isdecimal()] if notes.is_dir() else []
     writer = _writer_of(path)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tdmap.data.failures import Failure
+from tdmap.errors import RowError
 from tdmap.plan import Ranges
-from tdmap.rowerrors import RowError
 
 
 class CommitLog(Protocol):

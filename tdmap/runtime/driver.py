@@ -29,7 +29,7 @@ from tdmap.frames import warn_user
 from tdmap.job import Job
 from tdmap.memory.mapped import check_mapped_files, read_only_file
 from tdmap.plan import Ranges, merge_ranges
-from tdmap.process_state import Owner
+from tdmap.processes import Owner
 from tdmap.runtime.chunkloop import note_rows
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.executors.base import Workers

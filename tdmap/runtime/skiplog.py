@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tdmap.data.failures import write_list
-from tdmap.errors import OutputMismatch, RemoteTraceback, SkippedRows, add_note
+from tdmap.errors import OutputMismatch, RemoteTraceback, RowError, SkippedRows, add_note
 from tdmap.events import Callback, RowsSkipped
 from tdmap.frames import warn_user
 from tdmap.job import Job
-from tdmap.rowerrors import RowError, RowErrors
+from tdmap.rowerrors import RowErrors
 from tdmap.runtime.commits import CommitLog
 from tdmap.runtime.wire.messages import Skipped
 from tdmap.runtime.wire.remote import unpack_error

@@ -23,7 +23,7 @@ from torch import Tensor
 from tdmap.data.entries import path_of
 from tdmap.data.kinds import Data
 from tdmap.memory.scratch import temporary_folder
-from tdmap.process_state import Owner
+from tdmap.processes import Owner
 from tdmap.shards.manifest import MANIFEST, unpack, why_no_dataset
 from tdmap.shards.sources import OpenRows, RowSource, digest_of_bytes, state_of
 from tdmap.stores.store import Store, require_reachable, store_of

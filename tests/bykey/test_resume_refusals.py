@@ -14,8 +14,9 @@ import tdmap
 from tdmap import tuning
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.reducers import Count, Sum
-from tdmap.run import disk, log
-from tdmap.run.log import History, framed
+from tdmap.run import disk, history, log
+from tdmap.run.history import History
+from tdmap.run.log import framed
 from tdmap.run.status import describe, read_status
 from tdmap.run.values import pack, unpack
 from tensordict_lite import TensorDict
@@ -174,9 +175,9 @@ def test_records_that_name_other_files_are_refused(name, data, tmp_path):
     for frame in journals.frames(path):
         body = frame.body
         if frame.kind == b"C" and b"spill-" in body:
-            values = unpack(body[log._CHUNKS.size :])
+            values = unpack(body[history.CHUNKS.size :])
             values["files"] = [name] * len(values["files"])
-            body, count = body[: log._CHUNKS.size] + pack(values), count + 1
+            body, count = body[: history.CHUNKS.size] + pack(values), count + 1
         changed += framed(body)
     assert count
     path.write_bytes(changed)

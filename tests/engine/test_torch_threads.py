@@ -7,7 +7,7 @@ import torch
 
 import tdmap
 from tdmap import process_state
-from tdmap.memory.resources import one_thread
+from tdmap.process_state import one_thread
 
 X = torch.arange(8)
 

@@ -16,8 +16,9 @@ from tdmap.job import Job, Source
 from tdmap.memory import hidden
 from tdmap.output.folder import Folder
 from tdmap.plan import ChunkPlan, merge_ranges
-from tdmap.run import disk, log
-from tdmap.run.log import History, Log, begun
+from tdmap.run import disk, history, log
+from tdmap.run.history import History
+from tdmap.run.log import Log, begun
 from tests import interpreters, journals
 
 IDENTITY = {
@@ -109,7 +110,7 @@ def test_zeros_at_the_end_are_no_frame(tmp_path):
     whole = log.MAGIC + log.framed(b"H{}") + log.framed(b"F{}")
     for zeros in (1, 8, 16, 4096):
         path.write_bytes(whole + bytes(zeros))
-        assert journals.kinds(path) == [b"H", b"F"] and log.frames_of(path)[1][-1][2] == len(whole)
+        assert journals.kinds(path) == [b"H", b"F"] and history.frames_of(path)[1][-1][2] == len(whole)
 
 
 def test_a_later_version_is_refused(tmp_path):

@@ -17,9 +17,10 @@ import torch
 import tdmap
 from tdmap.errors import FolderInUse
 from tdmap.memory import folderlock
-from tdmap.memory.folderlock import FolderLock, holder_of
-from tdmap.process_state import forking_worker
-from tdmap.run.log import History
+from tdmap.memory.folderlock import FolderLock
+from tdmap.memory.holder import Holder, holder_of
+from tdmap.processes import forking_worker
+from tdmap.run.history import History
 from tdmap.run.status import read_status
 from tensordict_lite import TensorDict
 from tests import interpreters
@@ -83,7 +84,7 @@ def test_every_job_of_an_operation_holds_the_folder(tmp_path, name):
     out, watch = prepare(name, tmp_path), Watch(prepare(name, tmp_path))
     EVERY[name](make(), out, num_workers=0, callbacks=[watch])
     seen = watch.seen[:1] if "cache" in name else watch.seen  # the others read what has been written
-    assert seen and all(isinstance(holder, folderlock.Holder) for holder in seen)
+    assert seen and all(isinstance(holder, Holder) for holder in seen)
     assert all(holder.process.pid == os.getpid() for holder in seen)
     assert holder_of(out) is None
     with FolderLock(out, "another"):
@@ -349,7 +350,7 @@ def test_a_lock_that_a_process_left_to_its_child_is_explained(tmp_path):
 
 
 def test_a_holder_of_another_machine_is_named(tmp_path):
-    own = folderlock.Holder.own("map(far)")
+    own = Holder.own("map(far)")
     far = own._replace(process=own.process._replace(host="node7", boot=1, pid=11))
     with FolderLock(tmp_path, "map(far)"):
         (tmp_path / ".tdmap" / "lock").write_bytes(far.pack())

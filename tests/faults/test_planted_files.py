@@ -20,7 +20,7 @@ import tdmap
 from tdmap.errors import ResumeMismatch, UntrustedFile
 from tdmap.output.append import SpilledRows, pack_pieces
 from tdmap.pipeline.caching import NAME as NOTE
-from tdmap.run import disk, log
+from tdmap.run import disk, history, log
 from tdmap.run.status import describe, read_status
 from tdmap.run.values import pack
 from tensordict_lite import TensorDict
@@ -141,7 +141,7 @@ LINKS = ("link", "link to a device", "FIFO", "socket", "folder", "hard link")
 EDITED = {
     "another file": lambda data: b"#!/bin/sh\n" * 50,
     "another beginning": lambda data: b"x" + data[1:],
-    "a number out of range": lambda data: data + log.framed(log._CHUNKS.pack(b"C", 99, 0, 1, 1, 0)),
+    "a number out of range": lambda data: data + log.framed(history.CHUNKS.pack(b"C", 99, 0, 1, 1, 0)),
     "a frame that is too short": lambda data: data + log.framed(b"Cx"),
     "rows that were not skipped": lambda data: data + log.framed(b'K[0, "x", [[1]]]'),
     "a header of another kind": lambda data: data + log.framed(b'H{"identity": 3}'),
@@ -418,7 +418,7 @@ def test_the_header_of_a_journal_that_is_forged_is_an_error_of_this_library(tmp_
 
 def test_states_are_read_with_as_much_memory_as_they_have(tmp_path, monkeypatch):
     """Where the address space is limited, a buffer as large as the free memory is an error."""
-    monkeypatch.setattr(log, "available_memory", lambda: 1 << 60)
+    monkeypatch.setattr(history, "available_memory", lambda: 1 << 60)
     for name in ("flat_map", "reduce"):
         out = begun(name, tmp_path / name)
         RESUMABLE[name](make(), out, num_workers=0)
@@ -498,7 +498,7 @@ def test_a_planted_pickle_is_not_run(tmp_path, name, pickled):
         (out / ".tdmap" / "states-0").write_bytes(log.framed(pickled([(0, 1, Evil(mark))])))
     else:
         with open(out / ".tdmap" / "journal", "ab") as file:
-            file.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 1, 10, 0) + pickled([Evil(mark)])))
+            file.write(log.framed(history.CHUNKS.pack(b"C", 0, 0, 1, 10, 0) + pickled([Evil(mark)])))
     with contextlib.suppress(UntrustedFile) if name == "reduce" else contextlib.nullcontext():
         found = RESUMABLE[name](make(), out, num_workers=0)
         assert found == int(make()["x"].sum()) if name == "reduce" else found["x"].tolist() == [*range(0, 60, 3)]
@@ -515,7 +515,7 @@ def test_pieces_do_not_lie_outside_of_their_folder(tmp_path, file):
 
     pieces = [(SpilledRows(2, Schema(schema).digest, file, 0, {}, Schema(schema)),)] * 6
     with open(out / ".tdmap" / "journal", "ab") as frames:
-        frames.write(log.framed(log._CHUNKS.pack(b"C", 0, 0, 6, 60, 0) + pack(pack_pieces(pieces))))
+        frames.write(log.framed(history.CHUNKS.pack(b"C", 0, 0, 6, 60, 0) + pack(pack_pieces(pieces))))
     assert torch.equal(RESUMABLE["flat_map"](make(), out, num_workers=0)["x"], torch.arange(0, 60, 3))
 
 

@@ -9,8 +9,8 @@ import torch
 import tdmap
 from tdmap.errors import ResumeMismatch
 from tdmap.run import disk
+from tdmap.run.history import History
 from tdmap.run.ledger import Ledger
-from tdmap.run.log import History
 from tdmap.run.status import describe, read_status
 from tensordict_lite import LazyStackedTensorDict, TensorDict
 from tests import interpreters, journals

@@ -19,8 +19,8 @@ from tdmap.errors import AlreadyComplete, ResumeMismatch
 from tdmap.plan import subtract_ranges
 from tdmap.reducers import Count, Mean, Reducer
 from tdmap.run import disk
+from tdmap.run.history import History
 from tdmap.run.ledger import Ledger
-from tdmap.run.log import History
 from tensordict_lite import TensorDict
 from tests import journals
 from tests.processes import comes_true, in_child, kill_at

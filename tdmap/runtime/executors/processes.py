@@ -16,7 +16,7 @@ from tdmap.data.writer import RowWriter
 from tdmap.job import Job
 from tdmap.memory.links import PageLocker
 from tdmap.plan import ChunkPlan
-from tdmap.process_state import Owner
+from tdmap.processes import Owner
 from tdmap.runtime.executors.base import Seat, Workers
 from tdmap.runtime.scheduler import Lease
 from tdmap.runtime.undo import Room, undo_room

@@ -28,7 +28,7 @@ from torch import Tensor
 from tdmap.errors import SerializationError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.shm import align, anonymous_file, map_path
-from tdmap.process_state import is_forking_worker
+from tdmap.processes import is_forking_worker
 from tdmap.runtime.wire.byvalue import Pickler
 from tdmap.runtime.wire.messages import Done, Failed, Refused, Segment
 from tdmap.runtime.wire.packing import PLAIN_TYPES

@@ -45,7 +45,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tdmap.errors import WorkerStartError
-from tdmap.process_state import Owner, close_end, forking_worker, register_end, threads_that_break_in_forks
+from tdmap.processes import Owner, close_end, forking_worker, register_end, threads_that_break_in_forks
 from tdmap.runtime.workers.boot import NUMBER_BYTES
 from tdmap.runtime.workers.surroundings import import_path
 from tdmap.runtime.workers.worker import die_with_parent, run_worker, watch_parent

@@ -29,7 +29,7 @@ from tdmap.arguments import require_integer
 from tdmap.errors import WorkerStartError
 from tdmap.memory.links import PageLocker
 from tdmap.memory.resources import usable_cores
-from tdmap.process_state import Owner, close_end
+from tdmap.processes import Owner, close_end
 from tdmap.runtime.wire.messages import Grant, Hello
 from tdmap.runtime.wire.parcels import ParcelReader
 from tdmap.runtime.workers import control as at
