@@ -300,7 +300,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(folder: Path, command: list[
         command = [str(script)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "modules"), str(ROOT)])}
     process = subprocess.Popen(
-        [sys.executable, *command, "info", "numbers"],
+        [sys.executable, *command, "head", "numbers"],
         cwd=folder,
         env=env,
         stderr=subprocess.PIPE,

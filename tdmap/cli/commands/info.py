@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tdmap.cli.answers import DONE, FAILED, answer, asked, say
 from tdmap.cli.app import app, end_with_reader
-from tdmap.cli.describe import (
-    is_branch,
-    leaves_of,
-    outline,
-    shape_of,
-    size_of,
-    time_types,
-    type_name,
-)
+from tdmap.cli.outline import Outline, bytes_text, outline_of, read_outline
 from tdmap.cli.requests import open_dataset, refuse
-
-if TYPE_CHECKING:
-    from tdmap.data.kinds import Data
+from tdmap.memory.hidden import printable
 
 # -------- tdmap info
 
@@ -40,56 +30,39 @@ def info(
 ) -> None:
     """Show the keys of a dataset with their shapes, types and sizes."""
     end_with_reader()
-    data = open_dataset(path)
-    total = sum(size for _, _, size in leaves_of(data))
+    found = read_outline(path) or outline_of(open_dataset(path))
+    leaves = list(found.leaves())
+    total = sum(leaf.bytes for _, leaf in leaves)
     if asked().json:
         keys = [
-            {"key": list(key), "shape": list(shape_of(leaf)), "dtype": type_name(leaf), "bytes": size}
-            for key, leaf, size in leaves_of(data)
+            {"key": list(key), "shape": leaf.shape, "dtype": leaf.kind, "bytes": leaf.bytes} for key, leaf in leaves
         ]
-        kind = type(data).__name__
-        answer({"type": kind, "batch_size": _batch_size(data), "keys": keys, "bytes": total})
+        answer({"type": found.kind, "batch_size": found.shape, "keys": keys, "bytes": total})
         return
     from rich.console import Console
     from rich.markup import escape
     from rich.tree import Tree
 
-    from tensordict_lite.show.options import bytes_text
-
-    shape = _batch_size(data)
-    rows = f"{shape[0]:,} rows" if shape else "no rows"
-    tree = Tree(f"[bold]{escape(str(path))}[/bold]  {type(data).__name__} {shape}, {rows}")
-    _grow(tree, outline(data), time_types(data))
+    rows = f"{found.shape[0]:,} rows" if found.shape else "no rows"
+    tree = Tree(f"[bold]{escape(str(path))}[/bold]  {found.kind} {found.shape}, {rows}")
+    _grow(tree, found)
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDEST)  # a narrow terminal wraps lines, which a tree would cut
     console.print(tree)
-    console.print(f"total {bytes_text(total)} in {sum(1 for _ in leaves_of(data))} leaves")
+    console.print(f"total {bytes_text(total)} in {len(leaves)} leaves")
 
 
-def _grow(tree: Any, data: Data, times: dict[str, Any], above: str = "") -> None:
+def _grow(tree: Any, above: Outline) -> None:
     from rich.markup import escape
 
-    for name in sorted(data.keys()):
-        value = data.get(name)
-        if is_branch(value):
-            branch = tree.add(f"[bold]{escape(name)}[/bold]  {type(value).__name__} {list(value.batch_size)}")
-            _grow(branch, value, times, f"{above}{name}.")
-        else:
-            _add(tree, name, value, times.get(above + name))
-
-
-def _add(tree: Any, name: str, value: Any, time: Any = None) -> None:
-    from rich.markup import escape
-
-    from tensordict_lite.show.options import bytes_text
-
-    size = bytes_text(size_of(value)) if size_of(value) else "-"
-    kind = type_name(value) if time is None else f"{type_name(value)}, {time.name}"
-    tree.add(f"{escape(name)}  [cyan]{escape(kind)}[/cyan] {escape(str(list(shape_of(value))))}  {size}")
-
-
-def _batch_size(data: Data) -> list[int]:
-    return list(data.batch_size)
+    for key, entry in (above.entries or {}).items():
+        name = escape(printable(key))
+        if entry.entries is not None:
+            _grow(tree.add(f"[bold]{name}[/bold]  {entry.kind} {entry.shape}"), entry)
+            continue
+        kind = entry.kind if entry.time is None else f"{entry.kind}, {entry.time}"
+        size = bytes_text(entry.bytes) if entry.bytes else "-"
+        tree.add(f"{name}  [cyan]{escape(printable(kind))}[/cyan] {escape(str(entry.shape))}  {size}")
 
 
 # -------- tdmap verify
@@ -106,7 +79,6 @@ def verify(
     """Compare every byte of a dataset with its stored checksums."""
     from tensordict_lite import DatasetError
     from tensordict_lite.memmap import checksum
-    from tensordict_lite.show.options import bytes_text
 
     end_with_reader()
     open_dataset(path)
