@@ -18,7 +18,6 @@ from tdmap.plan import merge_ranges
 from tdmap.ranks.rank import homes_in
 from tdmap.run import disk
 from tdmap.run.history import AFTER_CRASH, IN_PLACE, PER_SHARD, STEPWISE, History, check_identity, plan_of
-from tdmap.shards.manifest import MANIFEST
 
 SKIPPED_SHOWN = 10
 """Skipped rows that a status lists."""
