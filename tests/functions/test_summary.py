@@ -85,8 +85,9 @@ def test_figures_do_not_depend_on_how_rows_are_stored(form: str, chunksize: int 
     elif form == "tensorclass":
         data = Rows(x=x, ids=data.get("ids"), **columns, batch_size=[4])
     found = tdmap.describe(data, num_workers=0, chunksize=chunksize)
-    assert set(found) == {"x", "ids (length)", "word (length)"} and found.others == {"json": "no numbers"}
+    assert set(found) == {"x", "ids", "ids (length)", "word (length)"} and found.others == {"json": "no numbers"}
     assert (found["x"].count, found["x"].nan, found["x"].max) == (4, 1, 5)
+    assert (found["ids"].count, found["ids"].min, found["ids"].max) == (9, 0, 4)
     assert (found["ids (length)"].min, found["ids (length)"].mean, found["ids (length)"].max) == (0, 2.25, 5)
     word = found["word (length)"]
     assert (word.count, word.nan, word.min, word.max, word.mean) == (4, 1, 0, 3, pytest.approx(4 / 3))
@@ -191,9 +192,9 @@ def test_rows_are_spread_by_their_strings() -> None:
     rows = TensorDict({"x": torch.arange(60), "n": {"word": words}}, [60])
     numbers = torch.tensor([word == "dog" for word in words])
     train, test = tdmap.train_test_split(rows, 0.3, seed=1, stratify=("n", "word"), num_workers=0)
-    assert sorted(test["n", "word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
+    assert sorted(test["n", "word"]) == ["cat"] * 12 + ["dog"] * 6
     for labels in (words, np.array(words), numbers):
         again = tdmap.train_test_split(rows, 0.3, seed=1, stratify=labels, num_workers=0)
-        assert sorted(again[1]["n", "word"].tolist()) == ["cat"] * 12 + ["dog"] * 6
+        assert sorted(again[1]["n", "word"]) == ["cat"] * 12 + ["dog"] * 6
     with pytest.raises(ValueError, match=r"one number or string a row, \[60\]"):
         tdmap.train_test_split(rows, 0.3, stratify=words[:3])

@@ -76,7 +76,7 @@ ALL = [*(kind for kind in KINDS if kind != "mapped"), *MORE]
 
 def save(kind: str, folder: Path) -> Path:
     data = KINDS[kind](folder / "made") if kind in KINDS else MORE[kind]()
-    if isinstance(data, tdmap.stores.ShardedDataset):
+    if isinstance(data, tdmap.types.ShardedDataset):
         return folder / "made" / "part0"
     data.memmap(folder / "data")
     return folder / "data"
