@@ -22,6 +22,7 @@ from tdmap.errors import OutputMismatch, UntrustedFile
 from tdmap.memory.hidden import append_line, lines, remove
 from tdmap.memory.resources import available_memory
 from tdmap.memory.spill import PREFIX
+from tdmap.plan import ChunkPlan
 from tensordict_lite import MetaData, NonTensorData, NonTensorStack
 from tensordict_lite.memmap.disk.format import is_count
 from tensordict_lite.memmap.load import DTYPES
@@ -75,17 +76,28 @@ class ObjectLog:
         """Note the objects of a chunk."""
         append(self.path, chunk, pieces)
 
-    def load(self, paths: Sequence[KeyPath]) -> dict[int, Pieces]:
-        """What was noted of each chunk, for these columns."""
+    def load(self, paths: Sequence[KeyPath], plan: ChunkPlan) -> dict[int, Pieces]:
+        """What was noted of each chunk of a plan, for these columns.
+
+        Raises:
+            UntrustedFile: it is not what a run with this plan notes.
+        """
         if not paths or self.columns() != tuple(paths):
             return {}
         try:
-            found = self._lines("chunk").items()
-            pieces = {int(number): tuple(map(_read, line["pieces"])) for number, line in found}
+            noted = self._lines("chunk").items()
+            pieces = {int(number): tuple(map(_read, line["pieces"])) for number, line in noted}
         except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
             raise UntrustedFile(self.path, f"holds no objects of rows ({type(error).__name__}: {error})") from None
         if any(len(found) != len(paths) for found in pieces.values()):
             raise UntrustedFile(self.path, "holds objects of other columns")
+        for number, found in pieces.items():
+            if not 0 <= number < plan.num_chunks:
+                raise UntrustedFile(self.path, f"holds objects of chunk {number}, and the run has {plan.num_chunks}")
+            rows = plan.count(number, number + 1)
+            for piece in found:
+                if _rows(piece, rows) != rows:
+                    raise UntrustedFile(self.path, f"holds {_rows(piece, rows)} objects of the {rows} rows of a chunk")
         return pieces
 
 
@@ -121,6 +133,15 @@ def _values(piece: Piece) -> Sequence[Any]:
     if isinstance(piece, Each):
         return [value for value in piece.values if value is not NO_OBJECT]
     return [entry.tolist() for entry in piece.entries if entry is not NO_OBJECT]
+
+
+def _rows(piece: Piece, rows: int) -> int:
+    """Rows of a piece, which may be one for any number of them."""
+    if piece is None or isinstance(piece, One):
+        return rows
+    if isinstance(piece, Spilled):
+        return piece.rows
+    return len(piece.entries if isinstance(piece, StackedPiece) else piece.values)
 
 
 def _noted(piece: Piece) -> Any:

@@ -192,7 +192,7 @@ class Folder(Sink[Data]):
         if not self._objects.paths:
             return {}
         if self._kept is not None:
-            for chunk, pieces in self._kept.load(self._objects.paths).items():
+            for chunk, pieces in self._kept.load(self._objects.paths, self._plan).items():
                 self._objects.add(chunk, pieces)
         return self._objects.columns(self._plan, self._data, place=self._place)
 

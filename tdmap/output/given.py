@@ -103,7 +103,7 @@ class Preallocated(Sink[Data]):
         if self.writer is None or not self._objects.paths:
             return
         if self._log is not None:
-            for chunk, pieces in self._log.load(self._objects.paths).items():
+            for chunk, pieces in self._log.load(self._objects.paths, self.writer.plan).items():
                 self._objects.add(chunk, pieces)
         if not self._objects.is_empty:
             columns = self._objects.columns(self.writer.plan, self.out, before=self.out, place=self._place)

@@ -101,7 +101,7 @@ def _publish(folder: RankFolder, plan: ChunkPlan) -> None:
         for rank, history in folder.histories(disk.boot_number()):
             log = ObjectLog(folder.home(rank) / HIDDEN)
             order = order or log.order()
-            for chunk, pieces in log.load(columns).items():
+            for chunk, pieces in log.load(columns, plan).items():
                 if any(start <= chunk < stop for start, stop in history.ranges):
                     objects.add(chunk, pieces)
         place = PlaceSpilled(spill_beside(folder.hidden), Execution(num_workers=0), partial(ragged_files, folder.path))

@@ -224,6 +224,30 @@ def test_an_interrupted_run_goes_on_with_its_objects(target, tmp_path):
     assert not (tmp_path / folder / ".tdmap" / "spill-objects.jsonl").exists()
 
 
+FORGED = {
+    "a chunk that there is not": ('"chunk": 1', '"chunk": 700'),
+    "no row": ('["C", "D"]', "[]"),
+    "too many rows": ('["C", "D"]', '["C", "D", "E"]'),
+    "no column": ('[["each", ["C", "D"], []]]', "[]"),
+    "row numbers out of range": ('["C", "D"], []', '["C", "D"], [900]'),
+    "another form": ('["each", ["C"', '["none", ["C"'),
+    "no list": ('[["each", ["C", "D"], []]]', "7"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_edited_objects_of_an_interrupted_run_are_refused(what, tmp_path):
+    data, run = mapped(tmp_path / "in"), failing_once(tmp_path / "marker")
+    with pytest.raises(RuntimeError, match="in the middle"):
+        tdmap.map(data, run, num_workers=0, chunksize=2, out=tmp_path / "new", resume=True)
+    objects = tmp_path / "new" / ".tdmap" / "spill-objects.jsonl"
+    text = objects.read_text()
+    assert FORGED[what][0] in text
+    objects.write_text(text.replace(*FORGED[what]))
+    with pytest.raises(tdmap.errors.UntrustedFile, match="spill-objects"):
+        tdmap.map(data, run, num_workers=0, chunksize=2, out=tmp_path / "new", resume=True)
+
+
 def test_the_list_of_objects_is_json_and_survives_a_torn_line(tmp_path):
     data = mapped(tmp_path / "in")
     run = failing_once(tmp_path / "marker")

@@ -22,6 +22,7 @@ from tdmap import tuning
 from tdmap.data.objectlog import ObjectLog
 from tdmap.data.objects import Each, RaggedPiece
 from tdmap.output import ragged
+from tdmap.plan import ChunkPlan
 from tensordict_lite import NonTensorStack, Ragged, TensorDict
 from tensordict_lite.errors import DatasetError
 from tensordict_lite.memmap import tuning as files
@@ -348,7 +349,7 @@ def test_a_planted_note_of_spilled_rows_is_refused(note: list[Any], tmp_path: Pa
     with log.path.open("a") as file:
         file.write(json.dumps({"chunk": 0, "pieces": [note]}) + "\n")
     with pytest.raises(tdmap.errors.UntrustedFile, match="objects of rows"):
-        log.load([("w",)])
+        log.load([("w",)], ChunkPlan(3, 3))
 
 
 def changed(rows: TensorDict) -> TensorDict:
