@@ -426,7 +426,7 @@ def convert(
 # -- names of files ----------------------------------------------------------------------------------------------------
 
 
-class Files(NamedTuple):
+class SourceFiles(NamedTuple):
     """The files of a source."""
 
     paths: list[str]
@@ -438,7 +438,7 @@ class Files(NamedTuple):
         return None if columns is None else [name for name in columns if name not in self.values[0]] or None
 
 
-def find_files(source: Any) -> Files:
+def find_files(source: Any) -> SourceFiles:
     """The files that a source stands for, sorted.
 
     Raises:
@@ -456,7 +456,7 @@ def find_files(source: Any) -> Files:
         raise FileNotFoundError(f"no such file: {missing[0] if missing else os.fspath(source)}")
     for path in paths:
         require_file(path)
-    return Files(paths, [{} for _ in paths] if fixed is None else _partitions(paths, fixed))
+    return SourceFiles(paths, [{} for _ in paths] if fixed is None else _partitions(paths, fixed))
 
 
 def _found(source: str) -> tuple[list[str], str | None]:
@@ -599,7 +599,7 @@ def _text_file(path: str) -> Iterator[Any]:
 
 
 def batches_of(
-    files: Files, format: str, columns: list[str] | None, nulls: str, text: TextTypes
+    files: SourceFiles, format: str, columns: list[str] | None, nulls: str, text: TextTypes
 ) -> Generator[TensorDict, None, None]:
     """The rows of files, some thousand at a time.
 

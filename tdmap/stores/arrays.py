@@ -264,10 +264,10 @@ def _of_hdf5(entry: h5py.Dataset, reason: str) -> Any:
         raise ValueError(f"it {reason}")
     if h5py.check_ref_dtype(entry.dtype) is not None:
         raise TypeError("it holds references to other entries of the file")
-    return entry if h5py.check_string_dtype(entry.dtype) is None else Text(entry)
+    return entry if h5py.check_string_dtype(entry.dtype) is None else Strings(entry)
 
 
-class Text:
+class Strings:
     """The strings of an HDF5 file, which are UTF-8 whatever the file says."""
 
     def __init__(self, entry: h5py.Dataset) -> None:

@@ -13,7 +13,7 @@ import torch
 import tdmap
 from tdmap import tuning
 from tdmap.datasets import read, write
-from tdmap.datasets.formats import Files, batches_of
+from tdmap.datasets.formats import SourceFiles, batches_of
 from tdmap.datasets.textfiles.reading import TextTypes
 from tdmap.errors import UnreadableFile
 from tdmap.runtime.scheduler import Scheduler
@@ -303,7 +303,7 @@ def by_slices(path: Path) -> Iterator[Any]:
 
 def by_parts(path: Path) -> Iterator[Any]:
     with tuning.use(read_bytes=800):
-        files, name = Files([str(path)], [{}]), {".zarr": "zarr", ".h5": "hdf5"}[path.suffix]
+        files, name = SourceFiles([str(path)], [{}]), {".zarr": "zarr", ".h5": "hdf5"}[path.suffix]
         yield from batches_of(files, name, None, "raise", TextTypes(None, None, False))
 
 
