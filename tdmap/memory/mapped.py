@@ -42,6 +42,8 @@ def check_mapped_files(tensors: Iterable[Tensor]) -> None:
         if path is not None and not is_anonymous(path):
             found = storage.nbytes(), storage.data_ptr()
             files[path] = max(found, files.get(path, found))
+        elif path is None and not storage.is_shared():
+            mapped_elsewhere(tensor)
     for path, (nbytes, address) in files.items():
         try:
             info = os.stat(path)

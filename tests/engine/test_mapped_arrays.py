@@ -94,8 +94,10 @@ def test_what_is_not_the_file_any_more_is_copied(tmp_path):
     assert CALLS["iter"](dataset(values), num_workers=2) == sum(range(ROWS))
 
 
-def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
+@pytest.mark.parametrize("options", [{"num_workers": 0}, *({"num_workers": 2, **workers} for workers in WORKERS)])
+@pytest.mark.parametrize("call", ["iter", "epochs", "map_iter", "map_reduce"])
+def test_a_truncated_file_is_an_error_that_names_it(call, options, tmp_path):
     data = dataset(array(tmp_path / "x.bin"))
     os.truncate(tmp_path / "x.bin", 4096)
     with pytest.raises(DatasetError, match=r"x\.bin: .*truncated"):
-        CALLS["iter"](data, num_workers=2)
+        CALLS[call](data, **options)
