@@ -32,10 +32,12 @@ def stats(
     import tdmap
     from tdmap.data.kinds import stored_entry
     from tdmap.data.reader import select
+    from tdmap.data.stacks import columns_read
     from tdmap.diagnostics.columns import ColumnReducer, Columns, draw_columns, few_rows, is_number
 
     end_with_reader()
     data = open_rows(path)
+    data = columns_read(data, [key for key, *_ in leaves_of(data)])
     leaves = {key: leaf for key, leaf, _ in leaves_of(data)}
     types = {key: type_name(leaves[key]) for key in (entries_named(keys, data, path) if keys else leaves)}
     wanted = [key for key in types if is_number(leaves[key])]
