@@ -246,14 +246,19 @@ def _alone_on_stdout(known: CommonOptions) -> Iterator[None]:
     """Keep standard output for the answer: what functions print, also in workers, goes to standard error."""
     known.stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        if known.stdout is not sys.__stdout__:  # in a test or another program
+        if known.stdout is None or known.stdout is not sys.__stdout__:  # in a test or another program
             yield
             return
+        with contextlib.suppress(OSError):  # a reader that has gone is told of when the answer is printed
+            known.stdout.flush()
         known.stdout = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        yield
-        with contextlib.suppress(OSError):  # the answer was flushed, or has failed and said so
-            known.stdout.close()
+        try:
+            yield
+        finally:
+            os.dup2(known.stdout.fileno(), 1)
+            with contextlib.suppress(OSError):  # the answer was flushed, or has failed and said so
+                known.stdout.close()
 
 
 def _ended(run: Callable[[], Any]) -> int:

@@ -89,8 +89,8 @@ def test_nan_keys_several_keys_and_strings() -> None:
         tdmap.group_by(data, "x").agg({"id": "median"}, num_workers=0)
     data["s"] = [f"w{n}" for n in data["n"].tolist()]
     named = tdmap.group_by(data, "s").agg({"id": ["median", "first"]}, num_workers=0)
-    wanted = frame.assign(s=data["s"].tolist()).groupby("s")["id"].agg(["median", "first"])
-    assert named["s"].tolist() == wanted.index.tolist()
+    wanted = frame.assign(s=list(data["s"])).groupby("s")["id"].agg(["median", "first"])
+    assert list(named["s"]) == wanted.index.tolist()
     assert named["id", "median"].tolist() == wanted["median"].tolist()
     assert named["id", "first"].tolist() == wanted["first"].tolist()
 
@@ -261,7 +261,7 @@ def test_the_largest_rows(largest: bool, tmp_path: Any) -> None:
     frame = frame_of(data).sort_values("x", ascending=not largest, kind="stable", na_position="last")
     assert found["id"].tolist() == frame["id"].head(20).tolist() and found.keys() == data.keys()
     data["s"] = [f"w{n:03}" for n in (data["n"] + 50).tolist()]
-    assert tdmap.top_k(data, "s", 1, num_workers=0)["s"].tolist() == [max(data["s"].tolist())]
+    assert tdmap.top_k(data, "s", 1, num_workers=0)["s"] == [max(data["s"])]
     with pytest.raises(KeyError, match="not an entry"):
         tdmap.top_k(data, "y", 1, num_workers=0)
 
@@ -278,8 +278,8 @@ def test_distinct_values_and_how_often_they_occur(tmp_path: Any) -> None:
     assert {tuple(row) for row in zip(pairs["n"].tolist(), pairs["k"].tolist(), strict=True)} == set(wanted.index)
     data["s"] = [f"w{n}" for n in data["n"].tolist()]
     strings = tdmap.value_counts(data, "s", num_workers=0, sort=False, name="number")
-    counts = frame.assign(s=data["s"].tolist())["s"].value_counts().sort_index()
-    assert strings["s"].tolist() == counts.index.tolist() and strings["number"].tolist() == counts.tolist()
+    counts = frame.assign(s=list(data["s"]))["s"].value_counts().sort_index()
+    assert list(strings["s"]) == counts.index.tolist() and strings["number"].tolist() == counts.tolist()
     assert tdmap.unique(table(0), "n", num_workers=0).batch_size == (0,)
 
 

@@ -71,7 +71,7 @@ def sides(kind: str, pair: str) -> tuple[TensorDict, TensorDict]:
 
 
 def frame_of(data: TensorDict, name: str) -> pandas.DataFrame:
-    keys = data["k"].tolist() if not isinstance(data["k"], torch.Tensor) else data["k"].numpy()
+    keys = list(data["k"]) if not isinstance(data["k"], torch.Tensor) else data["k"].numpy()
     return pandas.DataFrame({"k": keys, name: data["x"].numpy()})
 
 

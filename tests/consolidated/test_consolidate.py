@@ -36,7 +36,7 @@ def pair(make: Callable[[Any], Any]) -> list[Any]:
 # -- content -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"num_threads": 3}, {"share_memory": True}, {"metadata": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_threads": 3}, {"share_memory": True}], ids=str)
 def test_every_kind_of_entry_is_in_one_storage(options: dict[str, Any]) -> None:
     saved = tree()
     out = saved.consolidate(**options)

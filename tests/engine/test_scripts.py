@@ -94,6 +94,7 @@ def test_printed_lines_appear_once(tmp_path):
         sys.stdout.write("before ")
         def show(x):
             sys.stdout.write(f"chunk {int(x[0])}\\n")
+            return x
         tdmap.map(torch.arange(4), show, num_workers=2, chunksize=1, mp_start_method="fork")
         print("after")
     """
