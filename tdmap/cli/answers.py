@@ -244,13 +244,13 @@ def _asking(words: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone_on_stdout(known: CommonOptions) -> Iterator[None]:
     """Keep standard output for the answer: what functions print, also in workers, goes to standard error."""
-    known.stdout = sys.stdout
+    known.stdout = stdout = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
-        if known.stdout is None or known.stdout is not sys.__stdout__:  # in a test or another program
+        if stdout is not sys.__stdout__ or stdout is None:  # in a test or another program
             yield
             return
         with contextlib.suppress(OSError):  # a reader that has gone is told of when the answer is printed
-            known.stdout.flush()
+            stdout.flush()
         known.stdout = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         try:
