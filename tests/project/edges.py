@@ -83,13 +83,15 @@ EDGES = {
     "cli": Edge(
         "tdmap/cli tdmap/doctor.py tdmap/__main__.py",
         """tests/project/test_cli.py tests/project/test_cli_commands.py tests/project/test_cli_look.py
-        tests/project/test_cli_options.py tests/project/test_cli_tables.py tests/project/test_cli_terminal.py
-        tests/project/test_demo.py tests/project/test_doctor.py tests/project/test_file_urls.py
+        tests/project/test_cli_options.py tests/project/test_cli_outline.py tests/project/test_cli_tables.py
+        tests/project/test_cli_terminal.py tests/project/test_demo.py tests/project/test_doctor.py
+        tests/project/test_file_urls.py
         tests/diagnostics/test_profile_command.py tests/stores/test_cli_shards.py""",
     ),
     "datasets": Edge(
         "tdmap/datasets",
-        """benchmarks/ingest.py benchmarks/language.py tests/benchmarks/test_language.py tests/datasets
+        """benchmarks/ingest.py benchmarks/language.py tests/benchmarks/test_language.py tests/core/test_frames.py
+        tests/datasets
         tests/engine/test_process_settings.py tests/faults/test_others_files.py tests/project/test_file_urls.py
         tests/project/test_cli_tables.py tests/stores/test_arrays_as_rows.py tests/rows/test_rows_memory.py
         tests/rows/test_uneven_stacks.py::*different_lengths*""",
