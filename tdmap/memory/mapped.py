@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ def check_mapped_files(tensors: Iterable[Tensor]) -> None:
     Tensors in ordinary memory and on devices do not matter.
     """
     files: dict[str, tuple[int, int]] = {}
+    mappings = cache(_shared_mappings)
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             continue
@@ -43,7 +45,7 @@ def check_mapped_files(tensors: Iterable[Tensor]) -> None:
             found = storage.nbytes(), storage.data_ptr()
             files[path] = max(found, files.get(path, found))
         elif path is None and not storage.is_shared():
-            mapped_elsewhere(tensor)
+            mapped_elsewhere(tensor, mappings)
     for path, (nbytes, address) in files.items():
         try:
             info = os.stat(path)
@@ -119,10 +121,22 @@ LARGE_BYTES = 4 << 20
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .(.).s ([0-9a-f]+) \S+ ([1-9][0-9]*) +(/.*)$", re.MULTILINE)
 
 
-def mapped_elsewhere(tensor: Tensor) -> Region | None:
+def _shared_mappings() -> list[tuple[str, ...]]:
+    """The mappings of files that this process shares, as `_MAPPING` takes them apart; none where it is not Linux."""
+    try:
+        return _MAPPING.findall(Path("/proc/self/maps").read_text(errors="surrogateescape"))
+    except OSError:
+        return []
+
+
+def mapped_elsewhere(tensor: Tensor, mappings: Callable[[], list[tuple[str, ...]]] = _shared_mappings) -> Region | None:
     """Where a large strided CPU tensor lies in a file that another library has mapped, as `np.memmap` does.
 
     None where it lies in ordinary memory, where the mapping is copy-on-write, and where the file was replaced.
+
+    Args:
+        tensor: the tensor.
+        mappings: the mappings of this process. They are asked for only if the tensor is large.
 
     Raises:
         DatasetError: the file has been truncated.
@@ -132,11 +146,7 @@ def mapped_elsewhere(tensor: Tensor) -> Region | None:
         return None
     first = tensor.data_ptr()
     last = first + (sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
-    try:
-        mappings = Path("/proc/self/maps").read_text(errors="surrogateescape")
-    except OSError:  # not Linux
-        return None
-    for start, end, writes, offset, inode, path in _MAPPING.findall(mappings):
+    for start, end, writes, offset, inode, path in mappings():
         if not int(start, 16) <= first < last <= int(end, 16):
             continue
         begins = int(offset, 16) - int(start, 16)
