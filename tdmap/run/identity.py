@@ -55,13 +55,6 @@ def parts_of(name: str, value: object) -> dict[str, str]:
     return {f"{name}: {part}": digest for part, digest in found.items()}
 
 
-def parts_of_job(job: Job) -> dict[str, str]:
-    """The parts of a job with a function of the user's: the function, how rows are cut, the seed, their order."""
-    plan = {f"the plan's {key}": str(value) for key, value in describe_plan(job.plan).items()}
-    order = {} if job.source.order is None else parts_of("order", job.source.order)
-    return parts_of("function", job.fn) | order | plan | {"the seed": str(job.policy.seed)}
-
-
 def identify_call(name: str, data: Data, length: int, parts: Mapping[str, str]) -> dict[str, Any]:
     """What tells a call from others: the operation, its dataset, and the parts that its result depends on."""
     return identity_of(STEPWISE, name, parts, source_parts(data), ChunkPlan(length, max(length, 1)))
