@@ -253,7 +253,7 @@ def shares(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _mixed(groups: list[Tensor], ratios: list[float], count: int, generator: torch.Generator) -> Tensor:
-    """So many rows, of each group its share; within a group, each row comes before any comes again."""
+    """`count` rows, shared among groups by `ratios`. A row of a group repeats only after all its rows were drawn."""
     parts = []
     for group, share in zip(groups, shares(torch.tensor(ratios, dtype=torch.float64), count, generator).tolist()):
         rounds = [torch.randperm(len(group), generator=generator) for _ in range(-(-share // max(len(group), 1)))]

@@ -62,7 +62,7 @@ class Residency:
             return
         for start, length in self._ranges.items():
             self._madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED)
-        self._base = _memory(MAPPED)  # what is not watched stays
+        self._base = _memory(MAPPED)  # pages of other mappings stay resident
 
     def forget(self) -> None:
         """Forget the mappings of a job that is over."""

@@ -201,7 +201,7 @@ MOST_FILES = 64
 
 
 class OpenFiles:
-    """A descriptor for each tensor, -1 where there is none.
+    """The file descriptor of each tensor; -1 for a tensor without a file.
 
     The first `MOST_FILES` files stay open until the last reference to this object is gone. Others are open while they
     are used: a dataset may have more columns than a process may have open files.

@@ -58,7 +58,7 @@ def open(
         DatasetError: a folder is not a dataset, or differs from its manifest; names it.
         DatasetNotFoundError: a folder or bucket does not exist.
         OutputMismatch: (a ValueError) the datasets differ in keys, dtypes or row shapes; names both and the entry.
-        KeyError: there is no entry of a name; lists the entries.
+        KeyError: a requested entry does not exist; lists the entries.
         ValueError: the list is empty, or names a folder twice.
         ImportError: a package for the URL is not installed; names the extra to install.
         PermissionError: the store denies access.

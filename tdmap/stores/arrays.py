@@ -50,7 +50,7 @@ class ArraySource(RowSource):
 
     Raises:
         DatasetError: it is neither, an array is no column, or arrays differ in their rows; names it.
-        KeyError: there is no array of that name.
+        KeyError: `columns` names an array that is not there.
         ImportError: zarr or h5py is not installed.
     """
 

@@ -225,7 +225,7 @@ def test_an_interrupted_run_goes_on_with_its_objects(target, tmp_path):
 
 
 FORGED = {
-    "a chunk that there is not": ('"chunk": 1', '"chunk": 700'),
+    "a chunk beyond the plan": ('"chunk": 1', '"chunk": 700'),
     "no row": ('["C", "D"]', "[]"),
     "too many rows": ('["C", "D"]', '["C", "D", "E"]'),
     "no column": ('[["each", ["C", "D"], []]]', "[]"),

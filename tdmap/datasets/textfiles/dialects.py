@@ -444,7 +444,7 @@ class JsonArray(JsonLines):
         """The objects, one a line.
 
         Raises:
-            ValueError: the file is no array of objects.
+            ValueError: the file is not a JSON array of objects.
         """
         try:
             rows = json.loads(block)
