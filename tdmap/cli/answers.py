@@ -93,11 +93,11 @@ def in_shell(text: str) -> str:
 
     def said(match: re.Match[str]) -> str:
         value = (match[2] or "").strip("'\"")
-        flag = f"-{match[1]}" if len(match[1]) == 1 else f"--{match[1].replace('_', '-')}"
+        flag = f"--{match[1].replace('_', '-')}"
         return flag if value in ("", "True") else f"{flag} {value}"
 
     text = re.sub(r"^(?!out\b)([a-z]\w+)(?= must be\b)", lambda match: f"--{match[1].replace('_', '-')}", text)
-    return re.sub(r"\b([a-z]\w+|[kn])=(True\b|'\w+'|\"\w+\"|(?=[\s,.:;)]|$))", said, text)
+    return re.sub(r"\b([a-z]\w+)=(True\b|'\w+'|\"\w+\"|(?=[\s,.:;)]|$))", said, text)
 
 
 def answer(facts: Mapping[str, Any], *lines: str, exit_code: int = DONE) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,23 @@ def path_of(key: str | Sequence[str]) -> tuple[str, ...]:
         (('x',), ('a', 'b'))
     """
     return (key,) if isinstance(key, str) else tuple(key)
+
+
+def keys_by_name(data: Data, names: Iterable[str]) -> dict[str, Any]:
+    """The keys of all entries by their names, which are paths joined by dots.
+
+    Args:
+        data: the collection.
+        names: those that must be there.
+
+    Raises:
+        KeyError: one of `names` is not there; lists the names.
+    """
+    known = {".".join(path_of(key)): key for key in data.keys(True)}
+    for name in names:
+        if name not in known:
+            raise KeyError(no_column(name, list(known)))
+    return known
 
 
 def row_number(row: int, rows: int) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tdmap.memory.mapped import read_only_file
 from tdmap.plan import default_chunk_bytes
-from tensordict_lite import NonTensorData
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.dense.storage import DenseCollection
 from tensordict_lite.ops.put import signed_view as signed_view
@@ -343,11 +342,6 @@ def with_entries(example: Data, entries: dict[str, Any], rows: int | None = None
     """A dense collection like `example` with other entries, and another number of rows, if that is given."""
     shape = example._batch_size
     return example._rebuild(entries, shape if rows is None else torch.Size((rows, *shape[1:])), example._names)
-
-
-def payload_of(value: NonTensorData) -> Any:
-    """The object that an entry without tensors holds, as it is."""
-    return value._payload
 
 
 def device_of(data: Data) -> torch.device | None:

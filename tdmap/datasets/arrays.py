@@ -146,8 +146,9 @@ def _parts_of(
         UnreadableFile: an array cannot be read; names it.
         TypeError: it holds what no column has; names it.
     """
-    require_one_each([joined(name) for name, _ in found])
-    require_columns(path, columns, [joined(name) for name, _ in found])
+    names = [joined(name) for name, _ in found]
+    require_one_each(names)
+    require_columns(path, columns, names)
     if not found:
         raise UnreadableFile(f"{path} holds no arrays.")
     try:

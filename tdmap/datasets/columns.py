@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from tdmap.data.entries import no_column
+from tdmap.data.entries import keys_by_name
 from tdmap.data.kinds import Data, has_members, is_data, is_dense, stored_entry
 from tdmap.data.objects import objects_of, text_column
 from tdmap.data.reader import rows_of, select
@@ -178,11 +178,6 @@ def chosen(data: Data, names: Sequence[str], masked: bool = False) -> Any:
     Raises:
         KeyError: there is no such column; lists the columns.
     """
-    known: dict[str, Any] = {}
-    for key in data.keys(True):
-        known[joined(key)] = key
-    for name in names:
-        if name not in known:
-            raise KeyError(no_column(name, list(known)))
+    known = keys_by_name(data, names)
     masks = [name + VALID for name in names if masked and name + VALID in known]
     return data.select(*(known[name] for name in dict.fromkeys([*names, *masks])))

@@ -814,5 +814,5 @@ FORMATS: dict[str, Format] = {
     "numpy": Format((".npz", ".npy"), read_numpy, write_numpy),
     "hdf5": Format((".h5", ".hdf5", ".nc", ".nc4", ".netcdf"), read_hdf5, write_hdf5),
     "zarr": Format((".zarr",), read_zarr, write_zarr),
-    "tar": Format((".tar", ".tar.gz", ".tgz"), lambda path, columns: read_tar(path, columns, opened), _write_tar),
+    "tar": Format((".tar", ".tar.gz", ".tgz"), read_tar, _write_tar),
 }

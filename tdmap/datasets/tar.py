@@ -18,7 +18,6 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,15 @@ import torch
 from torch import Tensor
 
 from tdmap.datasets.arrow import BATCH_ROWS, Part
+from tdmap.datasets.extras import opened
 from tdmap.tuning import current
 from tensordict_lite import Ragged
 
 KEY = "__key__"
 NUMBERS, TEXTS = ("cls", "id"), ("txt", "text", "json", "caption")
-Open = Callable[[str, str], AbstractContextManager[Any]]
-"""Opens a path for reading bytes."""
 
 
-def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generator[Any, None, None]:
+def read_tar(path: str, columns: Sequence[str] | None) -> Generator[Any, None, None]:
     """Parts of the samples in a file.
 
     Raises:
@@ -44,7 +42,7 @@ def read_tar(path: str, columns: Sequence[str] | None, opened: Open) -> Generato
     batch: dict[str, list[bytes]] = {}
     keys: list[str] = []
     size, read_bytes = 0, current().read_bytes
-    with opened(path, "rb") as source:
+    with opened(path) as source:
         for key, files in _samples(path, source):
             if batch and files.keys() != batch.keys():
                 raise ValueError(

@@ -55,7 +55,6 @@ FRAME = struct.Struct("<II")
 """Before each frame of a log: the length and the CRC32 of what follows (see `tdmap.run.log`)."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_BLOCK = 1 << 20
 _LINE = 64 << 20  # the longest line that is credible
 _PAUSE = 0.01
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tdmap.data.entries import no_column, path_of, require_list
+from tdmap.data.entries import keys_by_name, require_list
 from tdmap.data.kinds import Data, Dataset, entries_of, is_data, is_dense
 from tdmap.data.schema import Schema
 from tdmap.edges import edge
@@ -76,10 +76,7 @@ def open(
     data = _opened(source, require_list(columns), storage_options)
     if columns is None:
         return data
-    names = {".".join(path_of(key)): key for key in data.keys(True)}
-    for name in columns:
-        if name not in names:
-            raise KeyError(no_column(name, list(names)))
+    names = keys_by_name(data, columns)
     return data.select(*(names[name] for name in columns))
 
 

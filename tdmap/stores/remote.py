@@ -56,23 +56,16 @@ def members_at(url: str, options: dict[str, Any]) -> list[StoreSource]:
     """
     url = url.rstrip("/")
     store = store_of(url, options)
-    listed = _content(store, f"{url}/{MANIFEST}")
+    listed = store.content_if_any(f"{url}/{MANIFEST}")
     if listed is not None:
         shards = unpack(f"{url}/{MANIFEST}", listed)
         return [StoreSource(f"{url}/{shard.path}", shard.rows, shard.meta, options) for shard in shards]
-    meta = _content(store, f"{url}/{META}")
+    meta = store.content_if_any(f"{url}/{META}")
     if meta is None:
         raise DatasetNotFoundError(url, _why_nothing(store, url))
     member = StoreSource(url, -1, digest_of_bytes(meta), options)
     member.rows = member.open().rows
     return [member]
-
-
-def _content(store: Store, url: str) -> bytes | None:
-    try:
-        return store.content(url)
-    except FileNotFoundError:
-        return None
 
 
 def _why_nothing(store: Store, url: str) -> str:

@@ -112,6 +112,13 @@ class Store:
         """All of a small object. FileNotFoundError where there is none."""
         return self._try(f"reading {url}", lambda files: files.content(url))
 
+    def content_if_any(self, url: str) -> bytes | None:
+        """As `content`; None where there is no such object."""
+        try:
+            return self.content(url)
+        except FileNotFoundError:
+            return None
+
     def fetch(self, groups: Sequence[Sequence[Range]]) -> list[Tensor]:
         """Bytes of objects, all of them at once: those of each group one after the other, as uint8 `[n]`."""
         found = [_empty(sum(stop - start for _, start, stop in group)) for group in groups]

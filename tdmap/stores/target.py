@@ -42,11 +42,7 @@ class StoreTarget:
         ]
 
     def read(self, path: str) -> bytes | None:
-        try:
-            data: bytes = self._store().content(f"{self.name}/{path}")
-        except FileNotFoundError:
-            return None
-        return data
+        return self._store().content_if_any(f"{self.name}/{path}")
 
     def notes(self, run: str) -> dict[int, bytes]:
         store, folder = self._store(), f"{self.name}/{HIDDEN}/{run}"
