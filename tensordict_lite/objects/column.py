@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tensordict_lite.kernel import Flat, Kernel
 from tensordict_lite.lazy.stack import LazyStackedTensorDict
-from tensordict_lite.objects.data import IMMUTABLE, NonTensorData, copied
+from tensordict_lite.objects.data import IMMUTABLE, NonTensorData, NonTensorDataBase, copied
 from tensordict_lite.ops.cast import SHARING, same
 from tensordict_lite.ops.shape import new_dim
 
@@ -223,9 +223,7 @@ class ObjectRows(LazyStackedTensorDict):
 
     # -- the file of a memory-mapped stack, which writes into its rows rewrite -----------------------------------
 
-    def _saved_by(self) -> Any:
-        """The memory-mapped stack that these rows belong to, itself or the one that they are a view of; or None."""
-        return self if getattr(self, "_memmap_path", None) else getattr(self, "_home", None)
+    _saved_by = NonTensorDataBase._saved_by
 
     def _saves(self, parts: Iterable[Any]) -> None:
         """Let writes into rows of this stack rewrite its file."""

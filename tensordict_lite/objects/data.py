@@ -88,12 +88,15 @@ class NonTensorDataBase(DenseCollection):
             view._home = home
         return view
 
-    def _saved_by(self) -> Any:
-        """The memory-mapped entry whose file holds the object; or None."""
+    def _saved_by(self: Any) -> Any:  # of rows with an object each as well
+        """The memory-mapped entry whose file holds the objects, itself or the one that it is a view of; or None."""
         return self if getattr(self, "_memmap_path", None) else getattr(self, "_home", None)
 
-    def _save(self) -> None:
-        registry.rewrite(self, self._memmap_path)
+    def _save(self: Any) -> None:
+        """Rewrite the file of a memory-mapped entry."""
+        folder = getattr(self, "_memmap_path", None)  # None: it was unlocked
+        if folder:
+            registry.rewrite(self, folder)
 
     def _whole(self, view: Any) -> Any:
         """``view``, of some of the elements; one of all of them is written with this entry."""

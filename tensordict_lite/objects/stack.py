@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensordict_lite import registry
 from tensordict_lite.base import TensorCollection
 from tensordict_lite.errors import EntryKindError, InplaceWriteError
 from tensordict_lite.indexing import index_batch_size
@@ -276,11 +275,7 @@ class NonTensorStack(ObjectRows):
             DEFERRED.discard(id(home))
         home._save()
 
-    def _save(self) -> None:
-        """Rewrite the file of a memory-mapped stack."""
-        folder = getattr(self, "_memmap_path", None)
-        if folder:
-            registry.rewrite(self, folder)
+    _save = NonTensorDataBase._save
 
     def update_(self, input_dict_or_td: Any = None, **kwargs: Any) -> Any:
         with self._writing():

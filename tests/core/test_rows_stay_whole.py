@@ -211,11 +211,15 @@ def test_rows_that_are_held_are_written_beside_selections(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["unsqueeze", "new axis", "view", "expand", "shallow copy", "contiguous", "whole"])
-@pytest.mark.parametrize("kind", ["memory", "locked", "mapped"])
+@pytest.mark.parametrize("kind", ["memory", "locked", "mapped", "unlocked"])
 def test_one_object_for_all_rows_is_written_through_views_of_all_rows(kind: str, part: str, tmp_path: Path) -> None:
     data = TensorDict({"id": torch.zeros(N), "t": "old"}, [N])
     data = data.memmap(tmp_path) if kind == "mapped" else data.lock_() if kind == "locked" else data
+    if kind == "unlocked":
+        data = data.memmap(tmp_path)
     view = data[:1].expand(1) if part == "expand" else PARTS[part](data)
+    if kind == "unlocked":  # after the view was made: the file is no longer that of the entry
+        data.unlock_()
     view.update_(TensorDict({"id": torch.ones(view.shape), "t": "new"}, view.shape))
     assert view["t"] == "new"
     copies = data.clone(), data[[1, 0]], data.repeat(2), data.flip(0), data + 0
