@@ -55,8 +55,8 @@ class Lock(list[weakref.ref["Kernel"]]):
 class Kernel:
     """Slots, lock, names, sizes and primitives; ``base.TensorCollection`` adds the operations."""
 
-    # `_cell`, `_consolidated`, `_entered`, `_home`, `_last_op`, `_memmap_path` and `_payload` stay unset until needed:
-    # an unset slot costs nothing.
+    # `_cell`, `_consolidated`, `_entered`, `_home`, `_last_op` and `_memmap_path` stay unset until needed: an unset
+    # slot costs nothing.
     __slots__ = (
         "__weakref__",
         "_batch_size",
@@ -69,7 +69,6 @@ class Kernel:
         "_lock",
         "_memmap_path",
         "_names",
-        "_payload",
         "_source",
         "_types",
     )

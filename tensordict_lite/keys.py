@@ -52,18 +52,6 @@ def path_of(key: tuple[Any, ...]) -> tuple[str, ...]:
     return path
 
 
-def is_nested_key(key: object) -> bool:
-    """Whether ``key`` is a string or a (nested) non-empty tuple of strings.
-
-    Example:
-        >>> is_nested_key("a"), is_nested_key(("a", ("b",))), is_nested_key((0, 1))
-        (True, True, False)
-    """
-    if isinstance(key, str):
-        return True
-    return isinstance(key, tuple) and bool(path_of(key))
-
-
 def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
     """Flat tuple of strings for ``key``; ``()`` when it is not a nested key.
 

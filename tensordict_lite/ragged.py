@@ -738,14 +738,14 @@ class Ragged(RaggedNumbers):
     def tolist(self, *, convert_nodes: bool = True, convert_tensors: Any = False, tolist_first: bool = False) -> Any:
         """A list of strings, bytes, lists of numbers, or JSON values."""
         rows = super().tolist()
-        return [row.tolist() for row in rows] if self.column is not None and self.kind == "tensor" else rows
+        return [row.tolist() for row in rows] if self._is_ragged_numbers else rows
 
     def _as_value(self) -> Any:
         return super()._as_value() if self.column is None or self.kind in ("str", "json") else self
 
     def _row(self, index: int) -> Any:
         row = super()._row(index)
-        return row._payload if self.column is not None and self.kind == "tensor" else row
+        return row._payload if self._is_ragged_numbers else row
 
     def unbind(self, dim: int = 0) -> Any:
         """The rows: tensors, or :class:`NonTensorData` of strings and bytes."""
@@ -884,7 +884,7 @@ class Ragged(RaggedNumbers):
         if not self._batch_size[0]:
             return self._empty_like(index)
         found = super()._index(index)
-        if type(found) is NonTensorData and not found._batch_size and self.column is not None and self.kind == "tensor":
+        if type(found) is NonTensorData and not found._batch_size and self._is_ragged_numbers:
             return found._payload
         return found
 
@@ -897,7 +897,7 @@ class Ragged(RaggedNumbers):
 
     def _moved(self, move: Any) -> Any:
         values: Any = self._payloads()
-        if self.column is not None and self.kind == "tensor":
+        if self._is_ragged_numbers:
             values = [row.clone() for row in values]
         return NonTensorStack._of_objects(values, 0, _NO_SIZE, self._device)._moved(move)
 

@@ -111,13 +111,13 @@ def kind_of(storage: UntypedStorage) -> type[Tensor] | None:
     return MemoryMappedTensor
 
 
-def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool, file: str | None = None) -> Any:
+def tree_over(skeleton: Any, flat: Tensor, spots: list[Spot], locked: bool) -> Any:
     """A tree like ``skeleton``, which is unlocked, around the tensors in ``flat``."""
     storage = flat.untyped_storage()
     found = iter(leaves_of(storage, spots, kind_of(storage)))
     node = skeleton._with_leaves(found)
     fill_ragged(node, found)
-    return note(node, Record(node, flat, spots, locked, file))
+    return note(node, Record(node, flat, spots, locked))
 
 
 def fill_ragged(node: TensorCollection, found: Iterator[Any]) -> None:

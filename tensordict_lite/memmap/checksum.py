@@ -109,7 +109,7 @@ def store(path: str | os.PathLike[str], num_threads: int | None = None) -> dict[
     read_meta(root)
     names, block = list(_files(root)), current().checksum_bytes
     entries: dict[str, dict[str, object]] = {}
-    with ThreadPoolExecutor(_threads(num_threads)) as pool:
+    with ThreadPoolExecutor(threads(num_threads)) as pool:
         for name, (size, crcs) in zip(names, pool.map(lambda name: _crcs(os.path.join(root, name), block), names)):
             entries[name] = {"size": size, "crc32": crcs}
     body = {"algorithm": "crc32", "block": block, "files": entries}
@@ -141,7 +141,7 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
         report.problems.append(Corruption(name, "was not there when the checksums were stored"))
     names = sorted(expected)
     tensors = {**_tensor_files(root)} if META in expected else {}
-    with ThreadPoolExecutor(_threads(num_threads)) as pool:
+    with ThreadPoolExecutor(threads(num_threads)) as pool:
         results = pool.map(lambda name: _check(root, name, expected[name], block, tensors.get(name)), names)
         for size, problems in results:
             report.files += 1
@@ -150,7 +150,7 @@ def verify(path: str | os.PathLike[str], num_threads: int | None = None) -> Repo
     return report
 
 
-def _threads(wanted: int | None) -> int:
+def threads(wanted: int | None) -> int:
     return max(1, wanted or len(os.sched_getaffinity(0)))
 
 

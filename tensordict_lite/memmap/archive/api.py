@@ -25,7 +25,7 @@ from tensordict_lite.memmap import nested
 from tensordict_lite.memmap.archive.load import ArchiveLoader
 from tensordict_lite.memmap.archive.read import MAX_RATIO, Archive, opened
 from tensordict_lite.memmap.archive.write import FileData, Zeros, ZipMember, check_level, method_of, write_archive
-from tensordict_lite.memmap.checksum import Corruption, Report
+from tensordict_lite.memmap.checksum import Corruption, Report, threads
 from tensordict_lite.memmap.disk.contents import complete_files
 from tensordict_lite.memmap.disk.files import below, created, is_there, write_all
 from tensordict_lite.memmap.disk.format import META, PICKLES, RUNS, SUFFIX
@@ -358,7 +358,7 @@ def refresh_archive_checksums(archive_path: str | os.PathLike[str], num_threads:
 def checksums(archive: Archive, num_threads: int | None) -> Iterator[tuple[ZipInfo, int]]:
     """Every stored entry with the current CRC of its data."""
     stored = [entry for entry in archive.entries.values() if entry.compress_type == ZIP_STORED]
-    with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(threads(num_threads)) as pool:
         yield from zip(stored, pool.map(lambda entry: zlib.crc32(archive.raw(entry)), stored))
 
 
@@ -381,7 +381,7 @@ def verify(path: str, report: Report, num_threads: int | None) -> Report:
         return None
 
     names = sorted(archive.entries)
-    with ThreadPoolExecutor(max(1, num_threads or len(os.sched_getaffinity(0)))) as pool:
+    with ThreadPoolExecutor(threads(num_threads)) as pool:
         for name, reason in zip(names, pool.map(check, names)):
             report.files += 1
             report.nbytes += archive.entries[name].file_size

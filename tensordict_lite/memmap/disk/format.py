@@ -203,8 +203,6 @@ def node_meta(
     entries: dict[str, dict[str, Any]],
     shape: tuple[int, ...],
     names: list[str | None] | None = None,
-    device: str | None = "cpu",
-    **extra: Any,
 ) -> dict[str, Any]:
     """``meta.json`` of a dense collection, from the entries of its tensors and nested collections."""
     meta: dict[str, Any] = {}
@@ -212,8 +210,7 @@ def node_meta(
     for key, entry in entries.items():
         (hidden if key in RESERVED else meta)[key] = entry
     meta["shape"] = list(shape)
-    if device is not None:
-        meta["device"] = device
+    meta["device"] = "cpu"
     meta["_type"] = _DENSE_TYPE
     meta["_format_version"] = FORMAT_VERSION
     meta["_class"] = "tensordict:TensorDict"
@@ -221,7 +218,6 @@ def node_meta(
         meta["_names"] = names
     if hidden:
         meta["_entries"] = hidden
-    meta.update(extra)
     return meta
 
 
