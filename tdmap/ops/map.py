@@ -9,7 +9,6 @@ out=dataset        rows of it; those of the data with out=data    `_into_rows`, 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +34,6 @@ from tdmap.output.folder import fill_folder
 from tdmap.output.given import InPlace, Preallocated, map_into
 from tdmap.output.memory import Gather
 from tdmap.output.spill import placing
-from tdmap.output.store import write_folder
 from tdmap.ranks import running as by_ranks
 from tdmap.ranks.rank import Rank
 from tdmap.ranks.shard import ShardLike, rank_of
@@ -289,10 +287,8 @@ def _to_folder(job: Job, ctx: Context, rank: Rank | None) -> Any:
 
 def _to_shards(job: Job, ctx: Context) -> Data:
     assert ctx.output.shards is not None
-    write, spill_dir = write_folder, ctx.options.get("spill_dir")
-    if spill_dir is not None:
-        write = functools.partial(write, spill_dir=os.fspath(spill_dir))
-    return ctx.output.shards.map(job, bool(ctx.resume), write)
+    spill_dir = ctx.options.get("spill_dir")
+    return ctx.output.shards.map(job, bool(ctx.resume), None if spill_dir is None else os.fspath(spill_dir))
 
 
 def _into_rows(job: Job, ctx: Context, where: DevicePlan, rank: Rank | None) -> Any:

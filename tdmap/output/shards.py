@@ -28,7 +28,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ from tdmap.output.store import (
     WrittenShard,
     facts_of,
     shard_name,
-    write_folder,
 )
 from tdmap.output.values import Collect
 from tdmap.plan import ChunkPlan, merge_ranges
@@ -212,13 +211,13 @@ class Shards:
         found: dict[str, Any] = json.loads(json.dumps({**identity, "plan": plan}))
         return found
 
-    def map(self, job: Job, resume: bool, write: Callable[[Job, str], Data]) -> Data:
+    def map(self, job: Job, resume: bool, spill_dir: str | None = None) -> Data:
         """Run a job whose results become the rows of the shards, and open them.
 
         Args:
             job: what to run.
             resume: only for the shards that an earlier call has not written.
-            write: makes one shard in a local folder.
+            spill_dir: where ragged results wait for their places. None: beside them.
 
         Raises:
             FileExistsError: something else is there, or an unfinished run and not `resume`.
@@ -231,7 +230,7 @@ class Shards:
             if resume:
                 identity = identify(job, MAP)
                 identity["plan"][PER_SHARD] = rows
-            return _Run(self, job, rows, write, identity).run()
+            return _Run(self, job, rows, identity, spill_dir).run()
 
     def write(self, made: Data, policy: Policy, identity: dict[str, Any] | None = None) -> Data:
         """Copy the rows of the folder into shards, and open them. `policy` is that of the job; errors as `map`."""
@@ -239,7 +238,7 @@ class Shards:
         plan = ChunkPlan(length, max(min(CHUNK_BYTES // max(row_bytes_of(made, length), 1), length), 1))
         job = Job(Source(made), plan, as_it_is, policy)
         known = None if identity is None else self._identity(identity)
-        found = _Run(self, job, self._rows_of(job), write_folder, known).run()
+        found = _Run(self, job, self._rows_of(job), known).run()
         if identity is not None:
             self._forget()
         return found
@@ -269,8 +268,8 @@ class _Run:
         shards: where; the target is claimed.
         job: makes their rows.
         rows: of the source, whose results make one shard.
-        write: makes one shard in a local folder.
         identity: what a run is known by that can be resumed; None: it cannot.
+        spill_dir: where ragged results wait for their places. None: beside them.
     """
 
     def __init__(
@@ -278,14 +277,14 @@ class _Run:
         shards: Shards,
         job: Job,
         rows: int,
-        write: Callable[[Job, str], Data],
         identity: dict[str, Any] | None,
+        spill_dir: str | None = None,
     ) -> None:
         self.shards = shards
         self.target = shards.target
         self.job = job
         self.rows = rows
-        self.write = write
+        self.spill_dir = spill_dir
         self.identity: dict[str, Any] | None = None if identity is None else json.loads(json.dumps(identity))
         self._replaces: set[str] = set()
         self._skipped: list[RowError] = []
@@ -341,7 +340,7 @@ class _Run:
 
     def _execute(self, name: str, done: dict[int, WrittenShard]) -> list[WrittenShard]:
         job, length = self.job, self.job.plan.length
-        writer = ShardWriter(job, self.target, name, self.rows, self.identity is not None, self.write)
+        writer = ShardWriter(job, self.target, name, self.rows, self.identity is not None, self.spill_dir)
         if not length:
             return [WrittenShard(*writer(job.source.data, 0))]
         chunks = -(-self.rows // max(job.plan.size, 1))

@@ -185,7 +185,7 @@ class ShardWriter:
     takes_start = True
 
     def __init__(
-        self, job: Job, target: Target, run: str, rows_per_shard: int, noted: bool, execute: Callable[[Job, str], Data]
+        self, job: Job, target: Target, run: str, rows_per_shard: int, noted: bool, spill_dir: str | None
     ) -> None:
         self.fn = job.fn
         self.plan = job.plan
@@ -195,7 +195,7 @@ class ShardWriter:
         self.run = run
         self.rows_per_shard = rows_per_shard
         self.noted = noted
-        self.write = execute
+        self.spill_dir = spill_dir
         self.__qualname__ = function_name(job.fn)
 
     def shared_tensors(self) -> Any:
@@ -235,14 +235,14 @@ class ShardWriter:
         written: list[Any] = []
 
         def make(folder: str) -> Data:
-            written[:] = facts_of(result := self.write(job, folder))
+            written[:] = facts_of(result := write_folder(job, folder, self.spill_dir))
             return result
 
         ahead = getattr(rows, "fetch_next", None)
         small = row_bytes_of(rows, count) * count <= MEMORY_BYTES
         if small and count and hasattr(rows, "prefetch"):
             rows.prefetch(0, count)  # in as few requests as can be, where the chunks would make one each
-        if is_url(self.target.name) and count and small and self.write is write_folder:
+        if is_url(self.target.name) and count and small and self.spill_dir is None:
             made = _in_memory(job)
             written = facts_of(made.data)
             if ahead is not None:
