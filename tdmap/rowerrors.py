@@ -94,18 +94,17 @@ class RowErrors(Sequence[RowError]):
         return f"RowErrors({self.summary()})"
 
 
-def mode_of(on_error: OnError, modes: Sequence[str] = MODES) -> str:
+def mode_of(on_error: OnError) -> str:
     """What becomes of rows that raise; a function says so with its attribute `mode`, and means `"skip"` without one.
 
     Args:
         on_error: what was passed as `on_error`.
-        modes: the ones that the operation accepts.
 
     Raises:
-        ValueError: it is no mode of the operation.
+        ValueError: it is none of `MODES`.
     """
     mode = getattr(on_error, "mode", "skip") if callable(on_error) else on_error
-    if mode in modes:
+    if mode in MODES:
         return str(mode)
     found = f"{on_error!r} with mode={mode!r}" if callable(on_error) else repr(on_error)
-    raise ValueError(f"on_error must be {', '.join(map(repr, modes))} or a function of (error, rows): got {found}.")
+    raise ValueError(f"on_error must be {', '.join(map(repr, MODES))} or a function of (error, rows): got {found}.")

@@ -25,11 +25,11 @@ from tdmap.output.output import Output
 from tdmap.output.values import Collect
 from tdmap.plan import MIN_CHUNKS, ChunkPlan, make_plan
 from tdmap.process_state import running_operation
-from tdmap.rowerrors import MODES, OnError, mode_of
+from tdmap.rowerrors import OnError, mode_of
 from tdmap.run.history import REDO, TRUST, Plain
 from tdmap.run.log import Log, run_logged, spill_for
 from tdmap.run.options import Resume
-from tdmap.runtime.skipping import DROP, PAD
+from tdmap.runtime.skipping import DROP
 from tdmap.seeding import base_seed
 from tdmap.sink import Sink
 from tdmap.tuning import Tuning
@@ -220,9 +220,6 @@ def require_rows(data: Data, what: str) -> None:
 OUTPUT_FACTOR = 4
 """Without `out`, a row's result is taken to be so many times its bytes (uint8 to float32)."""
 
-LEAVING_OUT = ("raise", "skip", "drop")
-"""What `on_error` may be where results lack the rows that raise: "skip" and "drop" are the same there."""
-
 
 BLOCK_BYTES = 32 << 20
 """Default chunks are whole blocks of a dataset that is stored in blocks, unless a block has more bytes."""
@@ -245,7 +242,7 @@ def policy_for(options: Mapping[str, Any], skip: str) -> Policy:
     require_integer("retries", retries, 0)
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, or None: got {timeout!r}.")
-    mode = mode_of(options.get("on_error", "raise"), MODES if skip == PAD else LEAVING_OUT)
+    mode = mode_of(options.get("on_error", "raise"))
     skip = "" if mode == "raise" else DROP if mode == "drop" else skip
     seed = base_seed(options.get("seed"), options.get("generator"))
     return Policy(seed, retries, timeout, skip=skip)
