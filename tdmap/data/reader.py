@@ -105,12 +105,11 @@ class Reader:
         self.plan = plan
 
     def _gather(self, begin: int, end: int, size: int) -> Iterator[Data]:
-        plan = self.plan
-        assert self.order is not None
-        for first in range(begin, end, size):
-            rows = self.order[first : first + size]
-            index = rows[0].item() if plan.unbind else rows
-            yield from _own_trees((self.data[(*(slice(None),) * plan.dim, index)],), self.data)
+        plan, order, before = self.plan, self.order, (slice(None),) * self.plan.dim
+        assert order is not None
+        chunks = (order[first : first + size] for first in range(begin, end, size))
+        parts = (self.data[(*before, rows[0].item() if plan.unbind else rows)] for rows in chunks)
+        yield from _own_trees(parts, self.data)
 
 
 def plain_tensors(data: Data) -> Data:

@@ -179,16 +179,17 @@ class _OfEntry(Grouped):
         counts = _add_by_slot(chunk, there.sum(inner) if inner else there)
         return None if counts is None else (counts.long(), sums)
 
-    def in_runs(self, rows: Data, starts: Starts) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The numbers of rows as `wide` has them, how many there are in each run, and which are there, if some are not.
+    def in_runs(self, rows: Data, starts: Starts) -> tuple[Tensor, tuple[int, ...], Tensor, Tensor | None]:
+        """Numbers of rows as `wide` has them, dimensions that are reduced with the rows, counts of each run, and where
+        numbers are, if some are not.
 
         With `skipna`, zeros stand for NaN, and numbers are counted for each element that is kept of a row.
         """
         values, inner, each = self.entry(rows)
         if not self.skipna:
-            return wide(values), torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each, None
+            return wide(values), inner, torch.from_numpy(np.diff(starts, append=rows.shape[0])) * each, None
         numbers, there = present(values)
-        return numbers, reduce_runs(np.add, there.sum(inner) if inner else there.long(), starts), there
+        return numbers, inner, reduce_runs(np.add, there.sum(inner) if inner else there.long(), starts), there
 
 
 NOT_OF_NUMPY = frozenset(
@@ -248,9 +249,8 @@ class GroupedMean(_OfEntry):
     """`Mean`: count and total."""
 
     def update(self, rows: Data, starts: Starts) -> States:
-        _, inner, _ = self.entry(rows)
         # Not in int64: means of large integers are small, their sums are not.
-        numbers, counts, _ = self.in_runs(rows, starts)
+        numbers, inner, counts, _ = self.in_runs(rows, starts)
         return counts, reduce_runs(np.add, numbers.sum(inner) if inner else numbers, starts)
 
     def update_slots(self, chunk: Slotted) -> States | None:
@@ -284,8 +284,7 @@ class GroupedVar(_OfEntry):
         self.root = root
 
     def update(self, rows: Data, starts: Starts) -> States:
-        _, inner, _ = self.entry(rows)
-        numbers, counts, there = self.in_runs(rows, starts)
+        numbers, inner, counts, there = self.in_runs(rows, starts)
         total = reduce_runs(np.add, numbers.sum(inner) if inner else numbers, starts)
         mean = total / _beside(counts, total)
         # Infinite numbers have no distance from an infinite mean, and no numbers have one at all.

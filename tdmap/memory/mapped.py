@@ -166,12 +166,13 @@ def mapped_elsewhere(tensor: Tensor, mappings: Callable[[], list[tuple[str, ...]
 
 def read_only_file(tensors: Iterable[Tensor]) -> str | None:
     """A file that one of these tensors lies in, and that nothing written into the tensor reaches."""
+    mappings = cache(_shared_mappings)
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
             continue
         file = private_file(tensor)
         if file is None and not tensor.untyped_storage().is_shared():
-            region = mapped_elsewhere(tensor)
+            region = mapped_elsewhere(tensor, mappings)
             file = None if region is None or region.writable else region.handle.path
         if file is not None:
             return file

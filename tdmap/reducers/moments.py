@@ -192,11 +192,12 @@ class _Moments(_Keyed):
     def _of_present(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
         numbers, there = present(values)
         counts = there.sum(dims, keepdim=True).double()
-        centre = numbers.sum(dims, keepdim=True) / (counts + (counts == 0))
+        some = counts.clamp(min=1)
+        centre = numbers.sum(dims, keepdim=True) / some
         centre = torch.where(centre.isfinite(), centre, 0.0)
         centred = torch.where(there, numbers - centre, 0.0)
         sums = centred.sum(dims, keepdim=True)
-        m2 = squared(centred).sum(dims, keepdim=True) - squared(sums) / (counts + (counts == 0))
+        m2 = squared(centred).sum(dims, keepdim=True) - squared(sums) / some
         kept = [size for dim, size in enumerate(values.shape) if dim not in dims]
         return counts.view(kept), centre.view(kept), sums.view(kept), m2.clamp(min=0).view(kept)
 

@@ -226,13 +226,13 @@ class Driver:
             self.changed
             and writer is None
             and not (meant or self._mutated or self._has_results or isinstance(self.job.fn, OnDevice))
+            and rows_of(self.job.source.data).is_view  # else it is an error
         ):
-            if rows_of(self.job.source.data).is_view:  # else it is an error
-                warn_user(
-                    f"{self.job.name} returned None for every chunk and changed no rows, so the result is None: return "
-                    "the chunk or a dict of columns, or change the tensors of the chunk in place. Ignore this warning "
-                    "if the function is called for its side effects only."
-                )
+            warn_user(
+                f"{self.job.name} returned None for every chunk and changed no rows, so the result is None: return "
+                "the chunk or a dict of columns, or change the tensors of the chunk in place. Ignore this warning "
+                "if the function is called for its side effects only."
+            )
         if self._mutated and self._has_results and not meant:
             warn_user(
                 f"{self.job.name}: the function changed rows of the source in place, and also returned "
